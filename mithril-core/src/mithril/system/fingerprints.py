@@ -54,6 +54,7 @@ class _Writer:
         if isinstance(thing, PLAIN):
             self.words.append(repr(thing))
             return
+        # A repeated object is a reference: shared layers differ from equal ones, and cycles end.
         number = self.numbers.get(id(thing))
         if number is not None:
             self.words.append(f"#{number}")
@@ -78,6 +79,7 @@ class _Writer:
                 self.add(key)
                 self.add(value)
         elif isinstance(thing, Set):
+            # Sets of strings have another order in each process.
             self.text("set", *sorted(map(repr, thing)))
         elif isinstance(thing, np.ndarray):
             self.text("array", thing.dtype.name, str(thing.shape))
@@ -118,6 +120,7 @@ class _Writer:
                     self.add(value)
 
     def _function(self, function: Any) -> None:
+        # The bytecode, not the source: comments and positions of a function do not change a program.
         self.text("function", function.__module__ or "", function.__qualname__, code_text(function.__code__))
         self.add(function.__defaults__)
         self.add(function.__kwdefaults__)

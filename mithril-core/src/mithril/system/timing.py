@@ -99,9 +99,12 @@ def time_interleaved(
             times[name].append(clock(call))
         best = min(statistics.median(t) for t in times.values())
         for name in list(racing):
+            # Three rounds, so that one interruption does not decide.
             if len(times[name]) >= 3 and statistics.median(times[name]) > hopeless * best:
                 del racing[name]
         clock = _cpu_seconds if max(min(t) for t in times.values()) > LONG else _wall_seconds
+        # Minimal rounds of slow alternatives may take longer than the time that the caller gave; this
+        # ends them.
         if time.perf_counter() - begin > 10 * seconds:
             break
     return {name: of(t) for name, t in times.items()}

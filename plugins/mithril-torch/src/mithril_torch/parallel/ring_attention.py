@@ -55,6 +55,7 @@ class _Ring(torch.autograd.Function):  # type: ignore[misc]
         ring, q = Ring(group), q.contiguous()
         total = sums = None
         for source, (keys, values) in ring.turns((k, v)):
+            # Keys of later positions: no query of this process may read them. They are still passed on.
             if causal and source > ring.rank:
                 continue
             part, part_sums = block(q, keys, values, causal and source == ring.rank, scale)
@@ -93,6 +94,7 @@ class Ring:
         tensors = tuple(x.contiguous() for x in tensors)
         for turn in range(self.size):
             is_last = turn == self.size - 1
+            # Sent before the caller computes, so that the next keys travel during the computation.
             works, following = ((), tensors) if is_last else self._send(tensors)
             yield (self.rank - turn) % self.size, tensors
             for work in works:
@@ -117,6 +119,8 @@ class Ring:
 # -- one block of keys -------------------------------------------------------------------------------------------------
 def combined(y: Any, sums: Any, part: Any, part_sums: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the attention over the keys of both results, and the logarithms of its sums of weights."""
+    # Weights of both parts are renormalized by the log of their common sum, as in online softmax,
+    # without overflow.
     total = torch.logaddexp(sums, part_sums)
     old, new = ((x - total).exp().unsqueeze(-1) for x in (sums, part_sums))
     return y * old + part * new, total

@@ -89,6 +89,8 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
     # -- engines ------------------------------------------------------------------------------------------------------
     def _empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.nn.Parameter:
         """Return a parameter without elements, a ``DTensor`` if the mesh has a model axis."""
+        # Without memory: the engine's parts take the memory of the carried arrays later, so that
+        # weights exist once.
         tensor: Any = torch.empty(shape, dtype=dtype, device="meta")
         if self._axes.size(MODEL) > 1:
             prepare()
@@ -125,6 +127,8 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
                 "reshard_after_forward": None if reshard else False,  # None: all but the last
                 "shard_placement_fn": lambda p: Shard(parameters[p].index(stored)),
             }
+        # Complete parameters in one dtype are averaged by DistributedDataParallel, in buckets during
+        # the backward pass, without the hooks and copies of FSDP (commit 50fe2106).
         elif not halves and self._axes.size(MODEL) == 1:
             managed = []
         if halves:
@@ -165,6 +169,7 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
         for name in self.paths:
             parameter, x = self.parameter(name), values[name]
             old = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            # Values that were updated in place need no assignment.
             is_same = old.shape == x.shape and old.stride() == x.stride()
             if is_same and not old.is_meta and old.data_ptr() == x.data_ptr():
                 continue
@@ -221,6 +226,8 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
         """Sum gradients over these axes, all of a dtype at once; divide them by the number of processes with rows."""
         for dtype in {gradients[n].dtype: None for n in names}:
             group = [n for n in names if gradients[n].dtype == dtype]
+            # One collective for all of a dtype: each costs a latency that small gradients do not
+            # outweigh.
             flat = torch.cat([gradients[n].reshape(-1) for n in group]) / prod(map(self._axes.size, self._row_axes))
             if axes:
                 dist.all_reduce(flat, group=self._axes.over(*axes).get_group())

@@ -180,6 +180,8 @@ class DataLoader(metaclass=CheckedType):
         size = len(rows)
         divided = self.world > 1 and size % self.world == 0
         first, end = (self.rank * size // self.world, (self.rank + 1) * size // self.world) if divided else (0, size)
+        # Tasks are made ahead of the batches: the position that a checkpoint stores is that of batches
+        # already returned.
         self._ahead.append((start + size, divided))
         return Task(self.epoch, start, start + first, rows[first:end])
 

@@ -81,6 +81,7 @@ class ProcessPool:
     """A pool of spawned workers. They end with the pool, with the parent process, and at Ctrl-C."""
 
     def __init__(self, fetch: Callable[[Any], Any], workers: int) -> None:
+        # Not fork: threads and locks of frameworks do not survive it.
         context = multiprocessing.get_context("spawn")
         self.stop = context.Event()
         self.links: list[Any] = []
@@ -98,6 +99,8 @@ class ProcessPool:
                     f"the data set cannot be sent to worker processes: {error}",
                     hint="define its class and functions at the top of a module, or use worker='thread'",
                 ) from None
+            # The worker's end must be open in the worker only, or the parent would never read the end of
+            # a dead one.
             theirs.close()
             self.links.append(parent_end)
             self.processes.append(process)
@@ -130,6 +133,7 @@ class ProcessPool:
     def _receive(self, k: int) -> Any:
         link, process = self.links[k], self.processes[k]
         while not link.poll(POLL):
+            # Asked again after its death: the worker may have written its last batch before.
             if not process.is_alive() and not link.poll(0):
                 raise self._dead(k)
         try:
@@ -225,6 +229,8 @@ def unpack(packed: Any) -> Any:
     if isinstance(packed, _Handle):
         block = shared_memory.SharedMemory(packed.name)
         try:
+            # A copy, because the block is unlinked at once: a process that is killed later leaves nothing
+            # in /dev/shm.
             return np.ndarray(packed.shape, packed.dtype, block.buf).copy()
         finally:
             block.close()

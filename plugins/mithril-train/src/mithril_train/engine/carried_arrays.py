@@ -165,6 +165,8 @@ class CarriedArrays:
 
     def restored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arrays that ``restore`` sets."""
+        # A checkpoint of a time when other parameters were frozen has their slots, or lacks them: both
+        # are accepted.
         thawed = replace(self.recipe, frozen=())
         optional = (
             set(carried_values(self._traced[1], thawed, parameter_names(self._traced[1]))) if self._traced else set()

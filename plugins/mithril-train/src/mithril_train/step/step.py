@@ -158,6 +158,8 @@ def with_gradients(forward: Graph, recipe: StepConfig, trained: Iterable[str], d
             scale = builder.input(SCALE, (), float32, "state")
             loss = next(r.value for r in forward.results if r.name == LOSS)
             scaled = builder.build((*forward.results, Output(loss * scale, SCALED)))
+    # The loss is scaled before the gradient, so that small cotangents of 16 bits do not become 0 on
+    # the way.
     differentiated = differentiate(scaled, SCALED if scaled is not forward else LOSS, trained)
     return differentiated.replaced(results=tuple(r for r in differentiated.results if r.name != SCALED))
 
@@ -248,6 +250,8 @@ class _Update:
                 gradients = self._accumulated(gradients)
             if self.last:
                 gradients = self._unscaled(gradients)
+                # Whether a step is finite is decided before clipping, which would hide an infinite gradient
+                # behind the bound.
                 unclipped = gradients
                 gradients, norm = clipped(recipe, gradients)
                 if norm is not None:
@@ -283,6 +287,8 @@ class _Update:
         if not self.last:
             self.new.update({sum_name(n): g for n, g in total.items()}, **{COUNT: count})
             return total
+        # By the batches that were added, not by the number in the recipe: the last step of an epoch may
+        # have fewer.
         share = 1.0 / ops.cast(count, dtype=float32)
         self.new.update({sum_name(n): self._zero(g) for n, g in total.items()})
         self.new[COUNT] = self._zero(count)
@@ -330,6 +336,8 @@ class _Update:
             for g in gradients.values() if dynamic or not short else short:
                 part = cast_to(ops.sum(g), loss)
                 total = part if total is None else total + part
+        # One sum tells all: an infinity or nan in any term remains in the sum, and opposite infinities
+        # give nan.
         good: Value = is_finite(total + loss)
         if self.recipe.stops:  # later steps change nothing either, so that the failed step can be inspected
             good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
@@ -383,6 +391,7 @@ def clipped(recipe: StepConfig, gradients: Mapping[str, Value]) -> tuple[dict[st
     if recipe.clip_norm is None:
         return selected, None
     norm = global_norm(selected.values())
+    # 1e-6 as in torch.nn.utils.clip_grad_norm_, so that the same recipe gives the same numbers.
     share = ops.minimum(recipe.clip_norm / (norm + 1e-6), 1.0)
     return {n: g * cast_to(share, g) for n, g in selected.items()}, norm
 
@@ -405,6 +414,7 @@ def updated_parameter(
     """Return a parameter and its optimizer state after an update, by name."""
     optimizer = recipe.optimizer.in_group(recipe.optimizer.group_of(name))
     slots = {s: old[slot_name(s, name)] for s in optimizer.slots(p.type)}
+    # An update is often smaller than half a digit of 16 bits, and would be lost.
     upcast = ops.cast(p, dtype=float32) if p.dtype.bits < 32 else p
     index = crc32(name.encode()) & 0x7FFFFFFF  # for random numbers that differ between parameters
     updated, new_slots = optimizer.update(upcast, cast_to(gradient, upcast), slots, {**scalars, "index": index})
