@@ -201,6 +201,8 @@ def _as_model(layer: Layer) -> Model:
     step = Step(layer, (), {**optional, **{t: t for t in layer.outputs}}, layer.location)
     model.attach(step)
     model.pretrained = layer.pretrained
+    # Parameters of a single layer then have the names of its documentation, "weight" and not
+    # "linear.weight".
     step.name = ""
     model.chosen_outputs = dict(step.results)
     return model
@@ -262,6 +264,7 @@ def _enter_inputs(flat: FlatModel, frame: _Frame, bound: Mapping[str, int]) -> N
         slot = bound.get(name)
         key = connection.key
         if slot is None:
+            # A model that is used twice shares its parameters: the first use has made the slot.
             slot = flat.owned.get((id(frame.model), name))
         if slot is None:
             slot = flat.new_slot()

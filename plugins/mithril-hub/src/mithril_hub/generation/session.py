@@ -135,6 +135,8 @@ class Session(metaclass=CheckedType):
     def extend(self, rows: Sequence[Sequence[int]]) -> Any:
         """Read further tokens of each row, and return the logits after the last token of each row."""
         self.check([len(r) for r in rows])
+        # Keys in the cache are rotated for short texts: the whole text is read again with the rotation
+        # of long ones.
         if self._crosses(rows):
             rows, self.rows = [old + list(new) for old, new in zip(self.rows, rows, strict=True)], [[] for _ in rows]
         ends = np.array([len(r) for r in rows])
@@ -176,6 +178,8 @@ class Session(metaclass=CheckedType):
 
     def _reused(self, old: Sequence[int], new: Sequence[int]) -> int:
         """Return the number of tokens whose keys and values remain: none if a new text has another rotation."""
+        # Beyond this length each further token changes the rotation of all keys, so that none of the
+        # cache is right.
         grows = 0 < self.growing_limit < max(len(old), len(new))
         if grows or len(new) <= self.short_limit < len(old):
             return 0
@@ -193,7 +197,10 @@ class Session(metaclass=CheckedType):
         """
         begins = [min(offset, len(row) - 1) for row in rows]
         starts = np.array([len(old) + n for old, n in zip(self.rows, begins, strict=True)], np.int32)
+        # Three sizes are three programs; a piece of 64 that is more than half full costs less than
+        # several of 8.
         size = LARGE if left > LARGE // 2 else SMALL if left > 1 else 1
+        # Padding would be written beyond the end of the cache.
         if int(starts.max()) + size > self.capacity or self._reads_one:
             size = 1
         piece = np.zeros((len(rows), size), np.int32)

@@ -109,6 +109,8 @@ class PartWriter:
 def write_by(writer: Writer, world: World, key: str, purpose: str) -> list[Any]:
     """Write the parts of all processes and complete the checkpoint; return the answers of the processes."""
     answers = _attempts(world, key, purpose, writer.write)
+    # Completing comes after all have written: a library's index must not name parts that do not
+    # exist.
     _attempts(world, f"{key}/complete", purpose, partial(writer.complete, answers) if world.rank == 0 else lambda: None)
     return answers
 
@@ -159,6 +161,7 @@ class Save:
                 self.commit["parts"] = {part_name(k, world.size, self.commit["id"]): a for k, a in enumerate(answers)}
             else:
                 self.commit["checksums"] = {n: c for a in answers for n, c in a["checksums"].items()}
+            # On disks of single nodes each has its own commit, or a restart would find parts without one.
             commits = world.rank == 0 or not shared
             _attempts(world, f"{key}/committed", purpose, self._write_commit if commits else lambda: None)
         except MithrilError as error:
@@ -171,6 +174,7 @@ class Save:
 
     def _write_commit(self) -> None:
         write_bytes(self.folder, COMMIT, json.dumps(self.commit).encode())
+        # After the commit: until then the parts of the previous checkpoint are the only complete ones.
         self._remove_previous()
 
     def _remove_all(self, prefix: str) -> None:
@@ -256,6 +260,7 @@ def is_shared(path: str | os.PathLike[str], world: World) -> bool:
     if world.size == 1:
         return True
     folder = folder_of(path)
+    # A file is the only test that holds for every mount: names of file systems and hosts do not tell.
     probe = world.from_first(f".probe-{secrets.token_hex(8)}", "the folder of checkpoints")
     if world.rank == 0:
         write_bytes(folder, probe, b"")
@@ -292,6 +297,7 @@ def write_part(folder: Folder, name: str, tensors: Mapping[str, PartedTensor], s
         index[tensor.name] = {"shape": list(tensor.shape), "dtype": tensor.dtype.name, "parts": parts}
     header["__metadata__"] = {"format": FORMAT, "id": save_id, "index": json.dumps(index)}
     text = json.dumps(header).encode()
+    # As the library of safetensors does: the bytes of tensors then begin at a multiple of 8.
     text += b" " * (-len(text) % 8)
 
     def fill(file: BinaryIO) -> None:
@@ -353,6 +359,7 @@ class Reader:
         with self.folder.open(name) as file:
             size, end = int.from_bytes(file.read(8), "little"), file.seek(0, os.SEEK_END)
             file.seek(8)
+            # A damaged length must not allocate more than the file has.
             text = file.read(size) if size <= end else b""
         if zlib.crc32(text) != crc:
             raise DamagedError(f"'{self.folder}/{name}' is damaged", facts=["the checksum of its header is wrong"])

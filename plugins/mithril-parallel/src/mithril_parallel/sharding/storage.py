@@ -92,6 +92,8 @@ class LocalFolder:
                 file.flush()
                 os.fsync(file.fileno())
             files.move(part, target)
+        # The entry of a new file is in its folder, whose own entry is in the one above: after a crash
+        # of the machine either may be missing unless it is written, too.
         for folder in changed:
             _make_durable(folder)
 
@@ -162,6 +164,7 @@ class RemoteFolder:
         return int(self.files.du(self.path))
 
     def names(self) -> list[str]:
+        # fsspec caches listings, also those of before another process has written.
         self.files.invalidate_cache()
         if not self.files.isdir(self.path):
             return []
