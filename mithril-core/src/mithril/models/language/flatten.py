@@ -75,6 +75,7 @@ class FlatModel:
     declared: dict[int, IOKey] = field(default_factory=dict)  # shapes and dtypes to check
     owned: dict[tuple[int, str], int] = field(default_factory=dict)  # a model used twice has one slot per parameter
     pretrained: dict[str, Any] = field(default_factory=dict)  # arrays of parameters and states by full name
+    frozen: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # path of a model, patterns of parameters
     learned: Mapping[str, Any] = field(default_factory=dict)  # shapes of parameters that a call or a file has
     watched: dict[str, int] = field(default_factory=dict)  # path of a layer inside another one -> slot of its result
     slots: int = 0
@@ -82,9 +83,11 @@ class FlatModel:
     def __fingerprint__(self) -> tuple[Any, ...]:
         return fields(self, skip=("owned", "pretrained"))
 
-    def adopt(self, path: str, arrays: Mapping[str, Any]) -> None:
-        """Add the pretrained arrays of a layer; those of the models around it take precedence."""
-        for name, array in arrays.items():
+    def adopt(self, path: str, model: Layer) -> None:
+        """Add the pretrained arrays of a model, unless a model around it has them, and its frozen parameters."""
+        if model.frozen:
+            self.frozen.append((path, model.frozen))
+        for name, array in model.pretrained.items():
             self.pretrained.setdefault(_join(path, name), array)
 
     def new_slot(self) -> int:
@@ -116,7 +119,7 @@ def flatten(model: Layer, outputs: Sequence[str] | None = None, inference: bool 
     model = model if isinstance(model, Model) else _as_model(model)
     flat = FlatModel(name=_identifier(model), inference=inference)
     top = _Frame(model, "", model.tags or NO_TAGS, {}, iter(topological_order(model)))
-    flat.adopt("", model.pretrained)
+    flat.adopt("", model)
     _enter_inputs(flat, top, {})
     terminals, inner = _split_outputs(model, outputs)
     outputs_by_name = model.output_connections(terminals)
@@ -288,7 +291,7 @@ def _enter_model(flat: FlatModel, outer: _Frame, step: Step) -> _Frame:
     assert isinstance(step.layer, Model)
     model = step.layer
     path = _join(outer.path, step.name)
-    flat.adopt(path, model.pretrained)
+    flat.adopt(path, model)
     bound = {terminal: _source(flat, outer, binding) for terminal, binding in step.bindings.items()}
     frame = _Frame(model, path, _merged(outer.tags, model.tags), {}, iter(topological_order(model)))
     _enter_inputs(flat, frame, bound)

@@ -86,6 +86,7 @@ class Layer(metaclass=LayerMeta):
     output_alias = False  # "output" also refers to the first output, regardless of its name
 
     pretrained: Mapping[str, Any] = MappingProxyType({})
+    frozen: tuple[str, ...] = ()  # patterns of parameters that are not trained; ``freeze`` adds them
     name: str | None
     tags: dict[str, Any]
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
@@ -213,6 +214,20 @@ class Layer(metaclass=LayerMeta):
         from mithril.models.language import surgery
 
         surgery.replace(self, target, replacement)
+        return self
+
+    def accept_child(self, old: Layer, new: Layer) -> None:
+        """Raise ModelError if a layer directly within this one cannot be replaced by another one."""
+
+    @checked()
+    def freeze(self, *patterns: str) -> Self:
+        """Do not train the parameters that match a pattern, or are within a layer that does. Returns this layer.
+
+        ``model.freeze("model.layers.[0-9]")`` freezes ten layers; ``trainable=`` selects among the other parameters.
+        """
+        if not patterns:
+            raise ModelError("freeze requires a pattern", hint="write freeze('*') for all parameters")
+        self.frozen = (*self.frozen, *patterns)
         return self
 
     # -- files -------------------------------------------------------------------------------------------------------

@@ -134,6 +134,7 @@ def _replace(layer: Layer, target: Target, replacement: Replacement, path: str, 
             new = replaced.get(id(place.child))
             if new is None:
                 new = replaced[id(place.child)] = _new_layer(replacement, place.child, inner)
+            layer.accept_child(place.child, new)
             place.replace_child(new)
             count += 1
         else:

@@ -143,6 +143,8 @@ def run_flat(
     context.watched.update(dict.fromkeys(flat.watched))
     if flat.pretrained is not context.pretrained:
         context.adopt(scope, flat.pretrained)
+    for model, patterns in flat.frozen:
+        context.freeze(join_path(scope, model), patterns)
     sizes: dict[str, Any] = {}
     declared = flat.declared
     for slot, key in declared.items():

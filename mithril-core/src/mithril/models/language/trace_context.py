@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 
-from mithril.backend import plugin_of
+from mithril.backend import matches, plugin_of, require_match
 from mithril.graph import (
     DEFAULT_FLOAT,
     Builder,
@@ -37,6 +37,7 @@ class Builds(Protocol):
     tags: dict[str, Any]
     scalars: bool
     pretrained: Mapping[str, Any]
+    frozen: tuple[str, ...]
 
     @property
     def inputs(self) -> tuple[str, ...]: ...
@@ -102,6 +103,7 @@ class Context:
         self.training = training
         self.dtype = dtype
         self.frozen = frozen
+        self.frozen_parts: dict[tuple[str, str], bool] = {}  # path of a layer, pattern -> whether a parameter matched
         self.path = ""
         self.location = SourceLocation()
         self.tags: Mapping[str, Any] = {}
@@ -141,6 +143,20 @@ class Context:
         for name, array in arrays.items():
             self.pretrained.setdefault(f"{scope}.{name}" if scope else name, array)
 
+    def freeze(self, scope: str, patterns: Iterable[str]) -> None:
+        """Do not train the parameters below ``scope`` that match a pattern, or are within a layer that does."""
+        for pattern in patterns:
+            self.frozen_parts.setdefault((scope, pattern), False)
+
+    def is_frozen(self, name: str) -> bool:
+        found = self.frozen.get(name, False)
+        for scope, pattern in self.frozen_parts:
+            if not scope or name.startswith(f"{scope}."):
+                parts = name[len(scope) + 1 if scope else 0 :].split(".")
+                if any(matches(".".join(parts[: k + 1]), pattern) for k in range(len(parts))):
+                    self.frozen_parts[scope, pattern] = found = True
+        return found
+
     # -- running a layer ---------------------------------------------------------------------------------------------
     def run(
         self,
@@ -158,6 +174,7 @@ class Context:
         self.parameter_scopes.setdefault(id(layer), path)
         if layer.pretrained:
             self.adopt(self.parameter_scope, layer.pretrained)
+        self.freeze(self.parameter_scope, layer.frozen)
         builder = Builder.current()
         origin = Origin(path, location.file, location.line)
         outer, builder.origin, builder.tags = (builder.origin, builder.tags), origin, tags or None
@@ -306,7 +323,7 @@ class Context:
 
     def _new_param(self, name: str, shape: Shape, dtype: DType, init: str) -> Value:
         tags: dict[str, Any] = {"init": init}
-        if self.frozen.get(name, False):
+        if self.is_frozen(name):
             tags["trainable"] = False
         value = self.params[name] = self.root.param(name, shape, dtype, **tags)
         return value
@@ -373,6 +390,10 @@ class Context:
 
     def finish(self) -> list[Output]:
         """Return the state results: updated states, and the next random key if one was used."""
+        for (scope, pattern), is_used in self.frozen_parts.items():
+            if not is_used:
+                names = [name for name in self.params if not scope or name.startswith(f"{scope}.")]
+                require_match("freeze", "parameter or layer", pattern, [n[len(scope) :].lstrip(".") for n in names])
         if self.draws:
             from mithril.ops import fold_in
 

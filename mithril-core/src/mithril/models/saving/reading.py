@@ -103,6 +103,8 @@ class _Reader(Reading):
                 layer.name = _text(entry["name"], f"{location}.name")
             for tag, value in _table(entry, "tags", location).items():
                 layer.set_attribute(tag, value)
+            if entry.get("frozen"):
+                layer.freeze(*(_text(pattern, f"{location}.frozen") for pattern in entry["frozen"]))
         except (TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError, OverflowError) as error:
             raise malformed(location, f"{type(error).__name__}: {error}") from None
         except MithrilError as error:

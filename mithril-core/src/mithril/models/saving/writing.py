@@ -21,7 +21,7 @@ from mithril.system import UnhashableObject, fingerprint
 
 FORMAT, VERSION = "mithril-model", 1
 # Fields of a layer that its arguments, its entry or its place determine.
-_RECORDED = {"_children", "arguments", "location", "name", "pretrained", "tags"}
+_RECORDED = {"_children", "arguments", "frozen", "location", "name", "pretrained", "tags"}
 
 
 def to_dict(layer: Layer) -> dict[str, Any]:
@@ -91,6 +91,8 @@ class _Writer(Writing):
                 entry["name"] = layer.name
             if layer.tags:
                 entry["tags"] = dict(layer.tags)
+            if layer.frozen:
+                entry["frozen"] = list(layer.frozen)
             self.entries.append(entry)
             number = self.numbers[id(layer)] = len(self.entries) - 1
         return number
@@ -170,7 +172,12 @@ class _Writer(Writing):
             self.conflicts.add(id(a))
         if self.twins.setdefault(id(b), a) is not a:
             self.conflicts.add(id(a))
-        if type(a) is not type(b) or a.name != b.name or a.tags != b.tags or _changed_fields(a, b):
+        if (
+            type(a) is not type(b)
+            or a.name != b.name
+            or (a.tags, a.frozen) != (b.tags, b.frozen)
+            or _changed_fields(a, b)
+        ):
             return self._differs(a)
         inner, new = list(places(a)), list(places(b))
         if [p.attribute for p in inner] != [p.attribute for p in new] or not all(

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from mithril import ops
-from mithril.graph import Builder, Dim, MithrilError, Origin, UnsupportedError
+from mithril.graph import Builder, Dim, MithrilError, ModelError, Origin, UnsupportedError
+from mithril_importing.layers import Run
 from mithril_torch.importing import (  # noqa: F401  # they enter their rows
     elementwise,
     indexing,
@@ -97,38 +98,61 @@ def origin_of(node: Any, path: str) -> Origin:
     return Origin(full, frames[-1][0], int(frames[-1][1])) if frames else Origin(full)
 
 
-class Interpreter:
-    """One run over a graph; ``layer`` supplies random keys."""
+class Interpreter(Run):
+    """One run over a program; ``layer`` is the root, which supplies random keys."""
 
-    def __init__(self, program: Exported, layer: Any, user: User) -> None:
+    def __init__(self, program: Exported, layer: Any, user: User, values: dict[str, Any]) -> None:
+        super().__init__(layer, values)
         self.program, self.layer, self.user = program, layer, user
-        self.sizes: ExampleSizes | None = None  # set by the outermost graph
+        self.sizes = ExampleSizes(program.graph, values)
 
-    def run(self, graph: torch.fx.Graph, values: dict[str, Any], owner: torch.nn.Module) -> dict[str, Any]:
-        """Interpret the nodes; ``values`` has those of the placeholders by name, and receives all others."""
-        builder, sizes = Builder.current(), self.sizes or ExampleSizes(graph, values)
-        self.sizes = sizes
-        for node in graph.nodes:
+    def execute(self, source: Any) -> None:
+        self._execute(source, self.value, self.values)
+
+    def value(self, name: str) -> Any:
+        """Return a value of the graph; parameters and states are declared where an operation reads them."""
+        if name in self.values:
+            return self.values[name]
+        if name in self.program.params:
+            return self.tensor(self.program.params[name])
+        if name in self.program.buffers:
+            return self.layer.buffer(self.program.buffers[name])
+        raise ModelError(
+            f"'{name}' of the imported module is not computed: the layer that computed it was replaced",
+            hint="replace a layer within or around it",
+        )
+
+    def tensor(self, name: str) -> Any:
+        """Return a parameter by its name in the module."""
+        array = self.layer.arrays[name]
+        return self.parameter(name, array.shape, str(array.dtype))
+
+    def _execute(self, node: Any, value: Callable[[str], Any], values: dict[str, Any]) -> None:
+        builder = Builder.current()
+        arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: value(n.name))
+        with builder.at(origin_of(node, self.path), builder.tags):
+            values[node.name] = self._checked_call(node, *arguments)
+
+    def _branch(self, module: torch.fx.GraphModule, values: dict[str, Any]) -> None:
+        """Run the graph of a branch; ``values`` has those of the placeholders by name, and receives all others."""
+        for node in module.graph.nodes:
             if node.op == "get_attr":
-                values[node.name] = operator.attrgetter(node.target)(owner)
+                values[node.name] = operator.attrgetter(node.target)(module)
             elif node.op == "call_function":
-                arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n.name])
-                with builder.at(origin_of(node, self.layer.context.path), builder.tags):
-                    values[node.name] = self._checked_call(node, sizes, *arguments)
-        return values
+                self._execute(node, values.__getitem__, values)
 
-    def _checked_call(self, node: Any, sizes: ExampleSizes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _checked_call(self, node: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of a node, which has the type that PyTorch recorded."""
         name = name_of(node.target)
         try:
             result = self._call(node, args, kwargs)
-            if node.users:
-                require_recorded_type(_described(node), result, node.meta.get("val"), sizes)
+            if node.users and not self.is_changed:
+                require_recorded_type(_described(node), result, node.meta.get("val"), self.sizes)
         except MithrilError as error:
-            raise error.with_facts(f"in {name} of {origin_of(node, self.layer.context.path)}") from None
+            raise error.with_facts(f"in {name} of {origin_of(node, self.path)}") from None
         except Exception as error:
             message = f"{name} is called with arguments that are not supported: {type(error).__name__}: {error}"
-            raise UnsupportedError(message, facts=[str(origin_of(node, self.layer.context.path))]) from error
+            raise UnsupportedError(message, facts=[str(origin_of(node, self.path))]) from error
         return result
 
     def _call(self, node: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -155,7 +179,8 @@ class Interpreter:
         def branch(module: torch.fx.GraphModule) -> Callable[..., tuple[Any, ...]]:
             def run(*values: Any) -> tuple[Any, ...]:
                 names = [n.name for n in module.graph.nodes if n.op == "placeholder"]
-                inner = self.run(module.graph, dict(zip(names, values, strict=True)), module)
+                inner = dict(zip(names, values, strict=True))
+                self._branch(module, inner)
                 results = next(n for n in module.graph.nodes if n.op == "output").args[0]
                 return tuple(as_value(inner[r.name]) for r in results)
 

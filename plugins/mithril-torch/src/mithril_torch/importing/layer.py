@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -11,13 +12,15 @@ import numpy as np
 import torch
 
 from mithril.graph import ModelError
-from mithril.models import Layer
+from mithril_importing.layers import ImportedLayer
+from mithril_importing.patterns import known_layer
 from mithril_torch.importing.interpreter import Interpreter, User
 from mithril_torch.importing.program import Exported
+from mithril_torch.importing.regions import region_of
 from mithril_torch.importing.table import array_of, as_value, cast, dtype_name, filled, is_tensor
 
 
-class TorchModule(Layer):
+class TorchModule(ImportedLayer):
     """A module exported from PyTorch, in evaluation mode and, if it could be exported, in training mode."""
 
     def __init__(
@@ -27,10 +30,12 @@ class TorchModule(Layer):
         tensors: Mapping[str, torch.Tensor],
         operators: User,
     ) -> None:
+        programs = [p for p in (evaluation, training) if isinstance(p, Exported)]
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        super().__init__("", [region_of(p) for p in programs], known_layer(shapes))
         self.evaluation, self.training_program, self.operators = evaluation, training, operators
         self.input_names = tuple(evaluation.inputs)
         self.arrays = {name: array_of(t) for name, t in tensors.items()}
-        programs = [p for p in (evaluation, training) if isinstance(p, Exported)]
         self.state_names = sorted({name for p in programs for name in p.updates})
         names = {name for p in programs for name in p.params.values()} | set(self.state_names)
         self.pretrained = {name: self.arrays[name] for name in self.arrays if name in names}
@@ -58,7 +63,7 @@ class TorchModule(Layer):
         return text.hexdigest()
 
     def __fingerprint__(self) -> tuple[Any, ...]:
-        return (self.digest, self.input_names, self.outputs, dict(self.operators))
+        return (self.digest, self.input_names, self.outputs, dict(self.operators), tuple(self.layers))
 
     def expects(self, terminal: str) -> tuple[tuple[Any, ...] | None, Any] | None:
         shape, kind = self.evaluation.inputs[terminal]
@@ -72,26 +77,30 @@ class TorchModule(Layer):
                 facts=str(program).strip().splitlines()[:4],
                 hint="compile with inference=True, or import it with ml.from_torch(..., training=False)",
             )
-        values_by_name = dict[str, Any](program.constants)
-        for name, value in zip(program.inputs, values, strict=True):
-            values_by_name[name] = value
-        for placeholder, name in program.params.items():
-            array = self.arrays[name]
-            values_by_name[placeholder] = self.param(name, array.shape, dtype=str(array.dtype))
-        for placeholder, name in program.buffers.items():
-            array = self.arrays[name]
-            is_state = name in self.state_names
-            values_by_name[placeholder] = self.state(name, array.shape, dtype=str(array.dtype)) if is_state else array
-        results = Interpreter(program, self, self.operators).run(program.graph, values_by_name, program.module)
-        for name, node in program.updates.items():
-            self.update_state(name, as_value(results[node]))
-        return tuple(_result(r, results) for r in program.results)
+        held = {n.name: operator.attrgetter(n.target)(program.module) for n in program.graph.find_nodes(op="get_attr")}
+        named = dict(zip(program.inputs, values, strict=True))
+        run = Interpreter(program, self, self.operators, {**program.constants, **held, **named})
+        region = self.regions[program is not self.evaluation]
+        with run.active():
+            run.interpret(self, region, [run.value(name) for name in region.reads])
+            for name, node in program.updates.items():
+                if node in run.values:
+                    self.update_state(name, as_value(run.values[node]))
+            for name in program.params.values():
+                if not run.has_declared(name):
+                    run.tensor(name)
+            return tuple(_result(r, run) for r in program.results)
+
+    def buffer(self, name: str) -> Any:
+        """Return a buffer of the module: a state if the module changes it."""
+        array = self.arrays[name]
+        return self.state(name, array.shape, dtype=str(array.dtype)) if name in self.state_names else array
 
 
-def _result(result: Any, values: Mapping[str, Any]) -> Any:
+def _result(result: Any, run: Interpreter) -> Any:
     """Return a result of the module as a value; numbers and sizes become tensors, and None an empty one."""
     name = getattr(result, "name", None)
-    value = values[name] if name is not None else getattr(result, "value", result)
+    value = run.value(name) if name is not None else getattr(result, "value", result)
     if value is None:
         return as_value(filled((0,), 0, torch.float32))
     if is_tensor(value):
