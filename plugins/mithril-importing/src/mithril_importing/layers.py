@@ -26,7 +26,7 @@ class ImportedLayer(Layer):
 
     scalars = True
 
-    def __init__(self, path: str, regions: Sequence[Region], known: Known) -> None:
+    def __init__(self, path: str, regions: Sequence[Region], pattern: Known) -> None:
         self.path = path
         self.regions = tuple(regions)
         inner: dict[str, list[Region]] = {}
@@ -34,7 +34,7 @@ class ImportedLayer(Layer):
             for part in region.inner():
                 inner.setdefault(part.scope.path, []).append(part)
         self.parts = {p: k for k, p in enumerate(inner)}  # path of a child in the source -> its index in ``layers``
-        self.layers = [known(p, parts) or ImportedLayer(p, parts, known) for p, parts in inner.items()]
+        self.layers = [pattern(p, parts) or ImportedLayer(p, parts, pattern) for p, parts in inner.items()]
         self.replaced: frozenset[str] = frozenset()  # paths of the children that are not of the source any more
         prefix = f"{path}." if path else ""
         self._children = {id(x): p.removeprefix(prefix) for p, x in zip(inner, self.layers, strict=True)}
@@ -79,13 +79,13 @@ class ImportedLayer(Layer):
 
     def _check_border(self, inner: ImportedLayer, new: Layer) -> None:
         calls = [[p.scope for p in region.inner() if p.scope.path == inner.path] for region in self.regions]
-        whole = all(len(scopes) == len(set(scopes)) for scopes in calls)
-        fewest, most = len(new.inputs), len(new.inputs + new.optional)
-        fits = all(fewest <= len(r.reads) <= most and len(r.results) == len(new.outputs) for r in inner.regions)
-        if not whole or not (fits or unwrapped(new) is inner):
+        contiguous = all(len(scopes) == len(set(scopes)) for scopes in calls)
+        required, terminals = len(new.inputs), len(new.inputs + new.optional)
+        fits = all(required <= len(r.reads) <= terminals and len(r.results) == len(new.outputs) for r in inner.regions)
+        if not contiguous or not (fits or unwrapped(new) is inner):
             raise ModelError(
                 f"'{inner.path}' cannot be replaced by {new!r}"
-                + ("" if whole else ": other operations run between its own"),
+                + ("" if contiguous else ": other operations run between its own"),
                 facts=dict.fromkeys(
                     f"it reads {_listed(r.reads)}, and others read its {_listed(r.results)}" for r in inner.regions
                 ),

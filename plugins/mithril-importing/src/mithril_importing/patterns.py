@@ -16,7 +16,7 @@ CONVOLUTIONS: Mapping[str, Any] = {"conv1d": Conv1d, "conv2d": Conv2d, "conv3d":
 
 @dataclass(frozen=True)
 class Match:
-    """A layer that computes what a region does, and the names of its parameters in the source."""
+    """A layer that computes the operations of a region, and the arguments of its constructor."""
 
     layer: Callable[..., Layer]
     arguments: tuple[Any, ...]

@@ -149,13 +149,13 @@ class Context:
             self.frozen_parts.setdefault((scope, pattern), False)
 
     def is_frozen(self, name: str) -> bool:
-        found = self.frozen.get(name, False)
+        excluded = self.frozen.get(name, False)
         for scope, pattern in self.frozen_parts:
             if not scope or name.startswith(f"{scope}."):
                 parts = name[len(scope) + 1 if scope else 0 :].split(".")
                 if any(matches(".".join(parts[: k + 1]), pattern) for k in range(len(parts))):
-                    self.frozen_parts[scope, pattern] = found = True
-        return found
+                    self.frozen_parts[scope, pattern] = excluded = True
+        return excluded
 
     # -- running a layer ---------------------------------------------------------------------------------------------
     def run(

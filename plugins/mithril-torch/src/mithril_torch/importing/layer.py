@@ -77,9 +77,11 @@ class TorchModule(ImportedLayer):
                 facts=str(program).strip().splitlines()[:4],
                 hint="compile with inference=True, or import it with ml.from_torch(..., training=False)",
             )
-        held = {n.name: operator.attrgetter(n.target)(program.module) for n in program.graph.find_nodes(op="get_attr")}
-        named = dict(zip(program.inputs, values, strict=True))
-        run = Interpreter(program, self, self.operators, {**program.constants, **held, **named})
+        attributes = {
+            n.name: operator.attrgetter(n.target)(program.module) for n in program.graph.find_nodes(op="get_attr")
+        }
+        arguments = dict(zip(program.inputs, values, strict=True))
+        run = Interpreter(program, self, self.operators, {**program.constants, **attributes, **arguments})
         region = self.regions[program is not self.evaluation]
         with run.active():
             run.interpret(self, region, [run.value(name) for name in region.reads])
