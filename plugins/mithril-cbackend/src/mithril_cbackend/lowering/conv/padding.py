@@ -6,8 +6,8 @@ The pixels that an element of the kernel multiplies are contiguous, at a fixed o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product as every
 from typing import Any
 
@@ -17,6 +17,10 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder
 from mithril_cbackend.lowering.matmul.microkernel import count
+
+# The copies of more phases are loops: a stride of 16 along two axes has 256, for which LLVM took 19 to 31 s when each
+# was written out. Below, straight copies keep their vectors (of every second pixel, for a stride of 2).
+MAX_WRITTEN_PHASES = 9
 
 
 @dataclass(frozen=True)
@@ -114,55 +118,91 @@ def pad_channel(frame: KernelBuilder, layout: Layout, x: Value, padded: Any, ind
     """Copy one channel of one image."""
     with frame.reader.loop("i", layout.channel) as i:
         frame.code.store(padded, base + i, t.const(0, "float32"))
-    axes = (range(0, s, step) for s, step in zip(layout.stride, layout.steps, strict=True))
-    for number, phase in enumerate(every(*axes)):
-        _copy_phase(frame, layout, x, padded, index, base, number, phase)
+    of_axes = [_copies(layout, axis) for axis in range(len(layout.image))]
+    if layout.phases > MAX_WRITTEN_PHASES:
+        of_axes = [list(_runs(copies)) for copies in of_axes]
+    for copies in every(*of_axes):
+        extents = [copy.run for copy in copies]
+        if math.prod(extents) == 1:
+            _copy_phase(frame, layout, x, padded, index, base, copies)
+            continue
+        with frame.reader.nest("pqr", extents) as shifts:
+            shifted = [
+                replace(copy, phase=i + copy.phase, start=frame.reader.position(i + copy.start))
+                for copy, i in zip(copies, shifts, strict=True)
+            ]
+            _copy_phase(frame, layout, x, padded, index, base, shifted)
 
 
-def _copy_phase(
-    frame: KernelBuilder,
-    layout: Layout,
-    x: Value,
-    padded: Any,
-    index: Index,
-    base: Any,
-    number: int,
-    phase: Sequence[int],
-) -> None:
-    """Copy the pixels of one phase: along each axis every ``steps``-th pixel from ``starts`` on."""
-    counts: list[Any] = []  # expressions for symbolic sizes
-    reader, starts, positions, jumps, steps = frame.reader, [], [], [], []
-    for n, spread, before, s, p, size in zip(
-        layout.image, layout.spread, layout.before, layout.stride, phase, layout.sizes, strict=True
-    ):
-        # the padded position of pixel i is before + i * spread = position * s + p, where s or spread is 1
+@dataclass(frozen=True)
+class _Copy:
+    """The pixels of one phase along one axis: every ``step``-th from ``start`` on; numbers, or expressions."""
+
+    phase: Any  # number of the phase
+    start: Any
+    step: Any
+    count: Any
+    position: Any  # of the first pixel in its phase
+    jump: Any  # between the positions of two pixels
+    run: int = 1  # phases that follow, each one pixel later
+
+
+def _copies(layout: Layout, axis: int) -> list[_Copy]:
+    """Return the pixels of each phase along an axis, without phases that no pixel belongs to."""
+    n, spread, before = layout.image[axis], layout.spread[axis], layout.before[axis]
+    s, size, copies = layout.stride[axis], layout.sizes[axis], []
+    # the padded position of pixel i is before + i * spread = position * s + p, where s or spread is 1
+    for number, p in enumerate(range(0, s, layout.steps[axis])):
         if not (isinstance(n, int) and isinstance(size, int)):
             first = max(0, count(-before, spread)) if s == 1 else max(0, count(before - p, s)) * s + p - before
-            starts.append(first)
-            positions.append((before + first * spread - p) // s)
-            steps.append(s)
-            jumps.append(spread)
-            counts.append(_covered(n, size, first, s, positions[-1], spread))
+            position = (before + first * spread - p) // s
+            copies.append(_Copy(number, first, s, _covered(n, size, first, s, position, spread), position, spread))
             continue
         covered = [
             i for i in range(n) if (before + i * spread - p) % s == 0 and 0 <= (before + i * spread - p) // s < size
         ]
-        if not covered:
-            return
-        starts.append(covered[0])
-        counts.append(len(covered))
-        steps.append(covered[1] - covered[0] if len(covered) > 1 else 1)
-        positions.append((before + covered[0] * spread - p) // s)
-        jumps.append((covered[1] - covered[0]) * spread // s if len(covered) > 1 else 1)
+        if covered:
+            step = covered[1] - covered[0] if len(covered) > 1 else 1
+            jump = step * spread // s if len(covered) > 1 else 1
+            position = (before + covered[0] * spread - p) // s
+            copies.append(_Copy(number, covered[0], step, len(covered), position, jump))
+    return copies
+
+
+def _runs(copies: Sequence[_Copy]) -> Iterator[_Copy]:
+    """Join phases whose pixels differ by one in their start only; those of open sizes are not compared."""
+    pending: _Copy | None = None
+    for copy in copies:
+        if pending is not None and isinstance(copy.count, int):
+            following = replace(pending, phase=pending.phase + pending.run, start=pending.start + pending.run, run=1)
+            if copy == following:
+                pending = replace(pending, run=pending.run + 1)
+                continue
+        if pending is not None:
+            yield pending
+        pending = copy
+    if pending is not None:
+        yield pending
+
+
+def _copy_phase(
+    frame: KernelBuilder, layout: Layout, x: Value, padded: Any, index: Index, base: Any, copies: Sequence[_Copy]
+) -> None:
+    """Copy the pixels of one phase."""
+    reader = frame.reader
+    counts = [copy.count for copy in copies]
+    number: Any = 0
+    for copy, s, step in zip(copies, layout.stride, layout.steps, strict=True):
+        number = number * (s // step) + copy.phase
 
     def source(inner: Index) -> Any:
-        pixel = tuple(i * step + first for i, step, first in zip(inner, steps, starts, strict=True))
+        pixel = tuple(i * copy.step + copy.start for i, copy in zip(inner, copies, strict=True))
         return reader.flat((*index, *pixel), shape_of(x))
 
     def target(inner: Index) -> Any:
         flat: Any = 0
-        for i, jump, position, size in zip(inner, jumps, positions, layout.sizes, strict=True):
-            flat = flat * size + (i * jump + position)
+        for i, copy, size in zip(inner, copies, layout.sizes, strict=True):
+            flat = flat * size + (i * copy.jump + copy.position)
         return base + (flat + number * math.prod(layout.sizes))
 
     with reader.nest("yxz", counts[:-1]) as row:
@@ -176,7 +216,7 @@ def _copy_phase(
 
         # A stride of two takes every second pixel, which two loads and a shuffle do for a vector;
         # others are rare.
-        if steps[-1] == 2 and jumps[-1] == 1 and frame.machine.lanes() > 1:
+        if copies[-1].step == 2 and copies[-1].jump == 1 and frame.machine.lanes() > 1:
             reader.either(counts[-1] >= frame.machine.lanes(), copy_vectors, copy_each)
         else:
             copy_each()

@@ -7,7 +7,8 @@ No product has one of the zeros that a dilated cotangent would contain.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product as every
 from typing import Any
 
@@ -21,19 +22,23 @@ from mithril_cbackend.lowering.element.element_reader import Index, operand, sha
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 
 MIN_CHANNELS = 4  # channels of a group; below, multiplying zeros is cheaper
+# More phases are loops over those that differ in their first pixel only: LLVM took 129 s for the 64 phases of a stride
+# of 8, written one after the other, and below this number straight code is as fast to compile and has fewer branches.
+MAX_WRITTEN_PHASES = 9
 
 
 @dataclass(frozen=True)
 class Axis:
     """One axis of a phase: the kernel elements it uses, in reverse order, and the cotangent pixels."""
 
-    first: int  # first pixel of the image
+    first: Any  # first pixel of the image: a number, or an expression of the loop over phases
     size: int  # pixels of the image in this phase
-    last: int  # last element of the kernel
+    last: Any  # last element of the kernel
     step: int  # step between elements of the kernel
     count: int  # number of elements of the kernel
     before: int  # leading padding of the cotangent
     stride: int
+    run: int = 1  # phases that follow, each one pixel and one element of the kernel later
 
 
 def axis_of(first: int, image: int, kernel: int, stride: int, dilation: int, padding: int) -> Axis:
@@ -56,6 +61,22 @@ def axis_of(first: int, image: int, kernel: int, stride: int, dilation: int, pad
         (elements[-1] * dilation - first - padding) // stride,
         max(1, step * dilation // stride),
     )
+
+
+def runs(axes: Sequence[Axis]) -> Iterator[Axis]:
+    """Join adjacent phases of one axis that differ only in their first pixel and last element of the kernel."""
+    pending: Axis | None = None
+    for axis in axes:
+        if pending is not None and axis == replace(
+            pending, first=pending.first + pending.run, last=pending.last + pending.run, run=1
+        ):
+            pending = replace(pending, run=pending.run + 1)
+            continue
+        if pending is not None:
+            yield pending
+        pending = axis
+    if pending is not None:
+        yield pending
 
 
 @dataclass(frozen=True)
@@ -92,10 +113,20 @@ class Plan:
 
     def write(self, frame: KernelBuilder) -> None:
         for phase in self.phases:
-            if phase.plan is None:
-                self.emit_zeros(frame, phase)
-            else:
-                multiply(frame, phase, phase.plan)
+            extents = [axis.run for axis in phase.axes]
+            if math.prod(extents) == 1:
+                self.write_phase(frame, phase)
+                continue
+            with frame.reader.nest("pqr", extents) as index:
+                shifts = [frame.reader.position(i) for i in index]
+                axes = [replace(a, first=i + a.first, last=i + a.last) for a, i in zip(phase.axes, shifts, strict=True)]
+                self.write_phase(frame, replace(phase, axes=tuple(axes)))
+
+    def write_phase(self, frame: KernelBuilder, phase: Phase) -> None:
+        if phase.plan is None:
+            self.emit_zeros(frame, phase)
+        else:
+            multiply(frame, phase, phase.plan)
 
     def emit_zeros(self, frame: KernelBuilder, phase: Phase) -> None:
         """Write zeros for pixels outside all windows."""
@@ -141,11 +172,13 @@ def plan_of(node: Node, machine: Machine) -> Plan | None:
     phases = []
     # Pixels of one phase use the same elements of the kernel. An image with zeros between the pixels
     # took four times as many products (commit e80a7a09).
-    for first in every(*map(range, a["stride"])):
-        axes = tuple(
-            axis_of(f, n, k, s, d, p[0])
-            for f, n, k, s, d, p in zip(first, image, kernel, a["stride"], a["dilation"], a["padding"], strict=True)
-        )
+    of_axes = [
+        [axis_of(first, n, k, s, d, p[0]) for first in range(s)]
+        for n, k, s, d, p in zip(image, kernel, a["stride"], a["dilation"], a["padding"], strict=True)
+    ]
+    if math.prod(a["stride"]) > MAX_WRITTEN_PHASES:
+        of_axes = [list(runs(axes)) for axes in of_axes]
+    for axes in every(*of_axes):
         if any(x.size == 0 for x in axes):
             continue
         ones = (1,) * len(image)
