@@ -46,7 +46,7 @@ def is_supported(node: Node) -> bool:
         return False
     layout = layout_of(node)
     work = typical(math.prod(layout.result)) * math.prod(layout.kernel) * _channels(node)
-    return work >= MIN_PRODUCTS and math.prod(layout.kernel) <= 256
+    return work >= MIN_PRODUCTS
 
 
 def _channels(node: Node) -> int:
