@@ -23,7 +23,7 @@ from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Mach
 
 MIN_CHANNELS = 4  # channels of a group; below, multiplying zeros is cheaper
 # More phases are loops over those that differ in their first pixel only: LLVM took 129 s for the 64 phases of a stride
-# of 8, written one after the other, and below this number straight code is as fast to compile and has fewer branches.
+# of 8 when each was written, and below this number straight code is as fast to compile and has fewer branches.
 MAX_WRITTEN_PHASES = 9
 
 
