@@ -13,13 +13,14 @@ from click.testing import CliRunner
 from mithril import Export, Option, hookimpl, plugins
 from mithril_tools.cli.describe import describe
 from mithril_tools.known import entry
-from mithril_tools.stubs import installed_stub
+from mithril_tools.stubs import installed_stub, write_installed_stubs
 
 USE = """
 import mithril as ml
 ml.compile(None, "numpy", tiling=3)
 ml.SoftSGD()
 ml.compile(None, "numpy", tiling="x")
+ml.ops.softmax(None, axis="x")
 """
 
 
@@ -56,8 +57,9 @@ def test_an_option_and_an_optimizer_are_typed_from_their_plugin_alone(toy, tmp_p
 
 def test_mypy_takes_the_options_of_a_plugin_from_the_stubs(toy, tmp_path):
     pytest.importorskip("mypy")
-    (tmp_path / "typings" / "mithril").mkdir(parents=True)
-    (tmp_path / "typings" / "mithril" / "__init__.pyi").write_text(installed_stub())
-    (line,) = (line for line in mypy(tmp_path, USE).splitlines() if "error:" in line)
-    assert line.startswith("use.py:5: error:")
-    assert "tiling" in line
+    write_installed_stubs(tmp_path / "typings")
+    output = mypy(tmp_path, USE)
+    option, attribute = (line for line in output.splitlines() if "error:" in line)
+    assert option.startswith("use.py:5: error:")
+    assert "tiling" in option
+    assert attribute.startswith("use.py:6: error:")  # the modules of the core are not hidden

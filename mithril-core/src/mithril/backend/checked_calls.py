@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Unpack, cast, get_origin, get_type_hints
 from mithril.backend.annotations import mismatch as misfit
 from mithril.graph import OptionError, closest
 
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Mismatch = tuple[str, list[str], str | None]  # message, facts, hint
 
@@ -160,9 +161,9 @@ def _nothing(self: Any) -> None:
 
 
 @functools.cache
-def constructor(kind: type) -> Callable[..., Any]:
+def constructor(kind: Any) -> Callable[..., Any]:
     """Return ``__init__`` of a class, with the keywords of its bases as far as it forwards ``**options`` to them."""
-    if kind.__init__ is object.__init__:  # type: ignore[misc]
+    if kind.__init__ is object.__init__:
         return _nothing
     chain: list[Callable[..., Any]] = []
     for base in kind.__mro__[:-1]:
@@ -173,7 +174,7 @@ def constructor(kind: type) -> Callable[..., Any]:
             if all(p.kind is not p.VAR_KEYWORD for p in inspect.signature(chain[-1]).parameters.values()):
                 break
     if len(chain) < 2:
-        return _with_self(kind.__init__)  # type: ignore[misc]
+        return _with_self(kind.__init__)
     parameters: dict[str, inspect.Parameter] = {}
     annotations: dict[str, Any] = {}
     forwards = True  # whether positional arguments reach this constructor
@@ -235,14 +236,15 @@ class CheckedType(ABCMeta):
         """The parameters of the constructor, for ``help`` and for editors."""
         return _signature(constructor(cls))
 
-    def __call__(cls, *args: Any, **options: Any) -> Any:
-        if missing := sorted(cls.__abstractmethods__):
+    def __call__(cls: type[T], *args: Any, **options: Any) -> T:
+        kind: Any = cls  # type checkers read the class of the instance from ``type[T]``, which has no attributes
+        if missing := sorted(kind.__abstractmethods__):
             names = ", ".join(missing)
             raise OptionError(f"{cls.__name__} is abstract", hint=f"define {names} in it or in a class derived from it")
         check_call(
-            cls.__name__, constructor(cls), args, options, getattr(cls, "argument_hints", {}), types=is_ours(cls)
+            cls.__name__, constructor(kind), args, options, getattr(cls, "argument_hints", {}), types=is_ours(cls)
         )
-        return super().__call__(*args, **options)
+        return cast("T", type.__call__(kind, *args, **options))
 
 
 def checked(by_position: str = "pass the others by name", **hints: str) -> Callable[[F], F]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never, Protocol
+from typing import TYPE_CHECKING, Any, Never, Protocol, overload
 
 import numpy as np
 
@@ -157,6 +157,28 @@ class CompiledModel:
         )
 
     # -- calling -----------------------------------------------------------------------------------------------------
+    @overload
+    def evaluate(
+        self,
+        params: Arrays | None = None,
+        inputs: Arrays | None = None,
+        output_gradients: None = None,
+        *,
+        state: None = None,
+        training: bool | None = None,
+        wrt: Collection[str] | None = None,
+    ) -> dict[str, Any]: ...
+    @overload
+    def evaluate(
+        self,
+        params: Arrays | None = None,
+        inputs: Arrays | None = None,
+        output_gradients: Any = None,
+        *,
+        state: Arrays | None = None,
+        training: bool | None = None,
+        wrt: Collection[str] | None = None,
+    ) -> tuple[dict[str, Any], ...]: ...
     def evaluate(
         self,
         params: Arrays | None = None,
@@ -202,6 +224,26 @@ class CompiledModel:
         inputs = {} if inputs is None else inputs
         return self._evaluation.evaluate(arguments, inputs, output_gradients, state, training, wrt, bound)
 
+    @overload
+    def __call__(
+        self,
+        inputs: Arrays | None = None,
+        output_gradients: None = None,
+        *,
+        state: None = None,
+        training: bool | None = None,
+        wrt: Collection[str] | None = None,
+    ) -> dict[str, Any]: ...
+    @overload
+    def __call__(
+        self,
+        inputs: Arrays | None = None,
+        output_gradients: Any = None,
+        *,
+        state: Arrays | None = None,
+        training: bool | None = None,
+        wrt: Collection[str] | None = None,
+    ) -> tuple[dict[str, Any], ...]: ...
     def __call__(
         self,
         inputs: Arrays | None = None,

@@ -77,7 +77,7 @@ def _select(choice: Value, a: Value, b: Value) -> Value:
     """a or b for each row."""
     if choice.ndim:
         choice = reshape(choice, shape=(*choice.shape, *[1] * (a.ndim - 1)))
-    return where(choice, a, b)  # type: ignore[no-any-return]
+    return where(choice, a, b)
 
 
 @region_rules(if_op)

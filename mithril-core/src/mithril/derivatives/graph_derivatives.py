@@ -181,9 +181,9 @@ def _jacobian(graph: Graph, y: str, x: str, arguments: Sequence[Value]) -> Value
         by_column = _all_units(jvp_graph, graph, y, x, graph.input(x).type, columns, arguments)
         spread: Value = reshape(by_column, shape=(*below, *above))
         count = len(below)
-        return transpose(spread, perm=(*range(count, spread.ndim), *range(count)))  # type: ignore[no-any-return]
+        return transpose(spread, perm=(*range(count, spread.ndim), *range(count)))
     by_row = _all_units(vjp_graph, graph, y, x, types[y], rows, arguments)
-    return reshape(by_row, shape=(*above, *below))  # type: ignore[no-any-return]
+    return reshape(by_row, shape=(*above, *below))
 
 
 def _all_units(

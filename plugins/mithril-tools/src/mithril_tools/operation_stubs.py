@@ -33,18 +33,34 @@ def operations_stub() -> str:
     lines = [
         HEADER.format(title="Operations, each declared once."),
         "from collections.abc import Sequence",
-        "from typing import Any",
+        "from typing import Any, TypeVar, overload",
         "",
+        "import numpy as np",
+        "",
+        "from mithril.graph import Value",
+        "from mithril.models import Connection",
         *(f"from {home_of(name)} import {name} as {name}" for name in exported),
+        "",
+        'Tensor = TypeVar("Tensor", Value, Connection, np.ndarray[Any, Any])',
         "",
         "def __getattr__(name: str) -> Any: ...  # operations of plugins",
         "",
     ]
     for name, op in core.items():
-        call = f"    def __call__({parameters(op.__signature__.parameters.values())}) -> Any: ..."
-        lines += [f"class _{name}(Op):", *_docstring(op.doc, "    "), call, "", f"{name}: _{name}"]
-        lines += [*_docstring(op.doc, ""), ""]
+        lines += [f"class _{name}(Op):", *docstring(op.doc, "    "), *_calls(op), "", f"{name}: _{name}"]
+        lines += [*docstring(op.doc, ""), ""]
     return "\n".join(lines)
+
+
+def _calls(op: Op) -> list[str]:
+    """Return the call of an operation: its results have the kind of its first operand, where that is one tensor."""
+    general = f"    def __call__({parameters(op.__signature__.parameters.values())}) -> Any: ..."
+    first = next(iter(op.operands), None)
+    if first is None or first in op.optional or op.variadic or not op.results:
+        return [general]
+    result = "Tensor" if len(op.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(op.results))}]"
+    typed = general.replace(f"{first}: Any", f"{first}: Tensor", 1).replace("-> Any", f"-> {result}")
+    return ["    @overload", typed, "    @overload", general]
 
 
 def _is_core(op: Op) -> bool:
@@ -75,7 +91,7 @@ def layers_stub() -> str:
         "TERMINALS: dict[tuple[str, ...], tuple[str, ...]]",
         "",
         "class OperationLayer(Layer):",
-        *_docstring(base.__doc__ or "", "    "),
+        *docstring(base.__doc__ or "", "    "),
         "    op_name: str",
         "    def __init__(",
         "        self, *args: Any, in_place: bool = False, name: str | None = None, **attributes: Any",
@@ -87,7 +103,7 @@ def layers_stub() -> str:
     for name, cls in vars(home).items():
         if inspect.isclass(cls) and issubclass(cls, base) and cls is not base:
             signature = parameters(inspect.signature(cls).parameters.values())
-            lines += [f"class {name}(OperationLayer):", *_docstring(cls.__doc__ or "", "    ")]
+            lines += [f"class {name}(OperationLayer):", *docstring(cls.__doc__ or "", "    ")]
             lines += [f"    def __init__({signature}) -> None: ...", ""]
     return "\n".join(lines)
 
@@ -122,7 +138,8 @@ def _literal(value: Any) -> str:
     return repr(value) if is_plain or (isinstance(value, tuple) and "inf" not in repr(value)) else "..."
 
 
-def _docstring(text: str, indentation: str) -> list[str]:
+def docstring(text: str, indentation: str) -> list[str]:
+    """Return the lines of a documentation string, indented."""
     lines = inspect.cleandoc(text).replace("\\", "\\\\").splitlines() or [""]
     if len(lines) == 1:
         return [f'{indentation}"""{lines[0]}"""']

@@ -56,7 +56,7 @@ class Unset(Enum):
     NO_DEFAULT = "no default"
 
 
-NO_DEFAULT = Unset.NO_DEFAULT
+NO_DEFAULT: Unset = Unset.NO_DEFAULT
 
 
 class Connection(Operators):

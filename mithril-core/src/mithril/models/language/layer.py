@@ -10,7 +10,7 @@ from copy import deepcopy
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from mithril.models.language.source_location import NOWHERE, SourceLocation, cal
 from mithril.models.language.trace_context import Context, active, current, shapes_of
 from mithril.system import fields, notebook
 
+T = TypeVar("T")
 TRAINING_FLAG = "is_training"  # the input that is True in programs for training
 
 _layers_left: ContextVar[int | None] = ContextVar("layers_left", default=None)
@@ -51,21 +52,23 @@ class LayerMeta(type):
         """The parameters of the constructor and ``name``, for ``help`` and for editors."""
         parameters = cls.constructor_parameters()  # type: ignore[attr-defined]  # mypy takes the metaclass for the class
         keyword = Parameter("name", Parameter.KEYWORD_ONLY, default=None, annotation="str | None")
+        parameters = [p for p in parameters if p.name != "name"]  # declared by some, for type checkers
         return Signature(sorted([*parameters, keyword], key=lambda p: p.kind))
 
-    def __call__(cls, *args: Any, name: str | None = None, **options: Any) -> Any:
+    def __call__(cls: type[T], *args: Any, name: str | None = None, **options: Any) -> T:
         _count_layer()
-        layer: Any = object.__new__(cls)  # type: ignore[arg-type]  # mypy takes the metaclass for the class
+        kind: Any = cls
+        layer = object.__new__(kind)
         layer.__dict__.update(_children={}, tags={}, name=name, arguments=(args, options), location=NOWHERE)
         try:
-            check_call(cls.__name__, constructor(cls), args, options, {}, types=is_ours(cls), extra=("name",))
+            check_call(cls.__name__, constructor(kind), args, options, {}, types=is_ours(cls), extra=("name",))
         except OptionError as error:
             raise ModelError(error.what, facts=[f"at {user_location()}", *error.facts], hint=error.hint) from None
         try:
             layer.__init__(*args, **options)
         except ModelError as error:
             raise error.with_facts(f"in {cls.__name__} at {user_location()}") from None
-        return layer
+        return cast("T", layer)
 
 
 class Layer(metaclass=LayerMeta):
@@ -93,13 +96,18 @@ class Layer(metaclass=LayerMeta):
     location: SourceLocation  # line of the user's layer that applied this one, for messages
     _children: dict[int, str]
 
+    if TYPE_CHECKING:
+
+        def __init__(self, *, name: str | None = None) -> None:
+            """Accept what the metaclass does."""
+
     def __fingerprint__(self) -> tuple[Any, ...]:
         # the fields repeat the arguments; the location, the names of children and the values of parameters do not
         # affect programs, but layers take sizes from their shapes
         settings = fields(self, skip=("location", "arguments", "_children", "pretrained"))
         return (*settings, shapes_of(self.pretrained)) if isinstance(self.pretrained, dict) else settings
 
-    def build(self, *inputs: Any) -> Any:
+    def build(self, *inputs: Any, **unused: Any) -> Any:  # type checkers let methods with any parameters override it
         """Build the operations of the layer and return its outputs."""
         raise ModelError(f"{type(self).__name__} has no build method", hint="define build(self, ...)")
 

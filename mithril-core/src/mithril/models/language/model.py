@@ -21,7 +21,7 @@ class Model(Layer):
 
     output_alias = True
 
-    def __init__(self, *layers: Layer | Connection) -> None:
+    def __init__(self, *layers: Layer | Connection, name: str | None = None) -> None:  # the metaclass sets the name
         self.steps: list[Step] = []
         self.connections: dict[str, Connection] = {}  # name -> latest connection of that name
         self.inputs_by_name: dict[str, Connection] = {}

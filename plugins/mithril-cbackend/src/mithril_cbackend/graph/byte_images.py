@@ -98,12 +98,12 @@ class ByteImages:
         target = tuple(shape[k] for k in CHANNELS_LAST)
         elements = self.editor.data_of(value)
         if [n for n in shape if n != 1] == [n for n in target if n != 1]:
-            return ops.reshape(value, shape=target)  # type: ignore[no-any-return]
+            return ops.reshape(value, shape=target)
         if elements is not None:
             image = np.asarray(np.asarray(elements).reshape(shape).transpose(CHANNELS_LAST), order="C")
             return b.constant(image, name=value.name)
         aligned = value if len(value.shape) == rank else ops.reshape(value, shape=shape)
-        return ops.transpose(aligned, perm=CHANNELS_LAST)  # type: ignore[no-any-return]
+        return ops.transpose(aligned, perm=CHANNELS_LAST)
 
     def replace(self, node: Node, result: Value) -> None:
         """Replace a node by the transpose of a value with channels last."""

@@ -36,7 +36,7 @@ def shuffle(image: Value, node: Node, axis: int = 1) -> Value:
     split = ops.reshape(image, shape=(*n[:axis], groups, channels // groups, *n[axis + 1 :]))
     order = [*range(5)]
     order[axis], order[axis + 1] = axis + 1, axis
-    return ops.reshape(ops.transpose(split, perm=tuple(order)), shape=n)  # type: ignore[no-any-return]
+    return ops.reshape(ops.transpose(split, perm=tuple(order)), shape=n)
 
 
 def scaled(b: Builder, sums: Value, zero: int, scale: float, window: Any, image: Shape | None) -> Value:

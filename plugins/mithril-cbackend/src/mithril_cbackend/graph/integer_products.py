@@ -216,7 +216,7 @@ class IntegerProducts:
         else:
             result = ops.cast(ops.cast(quantized, dtype="int32") + OFFSET, dtype="uint8")
         self.unsigned[quantized] = result
-        return result  # type: ignore[no-any-return]
+        return result
 
     def rounding(self, node: Node) -> None:
         """Multiply by the reciprocal of a constant scale; saturation includes that of a rectifier."""

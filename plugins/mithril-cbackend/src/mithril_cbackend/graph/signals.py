@@ -114,7 +114,7 @@ class Signals:
         with self.editor.before(self.editor.producer(reader)) as b:
             if data is not None:
                 return b.constant(np.asarray(data).reshape(image_shape(value)), name=value.name)
-            return ops.reshape(value, shape=image_shape(value))  # type: ignore[no-any-return]
+            return ops.reshape(value, shape=image_shape(value))
 
     def lift(self, node: Node) -> Value:
         """Replace a node by a view of the result for images, and return that."""

@@ -298,7 +298,7 @@ class Quantizer:
             numbers = ops.dequantize_groups(*(b.constant(x, name=f"{w.name}.{part}") for part, x in parts.items()))
             result = ops.transpose(numbers, perm=(1, 0)) if is_transposed else numbers
         self.matrices[w, is_transposed] = result
-        return result  # type: ignore[no-any-return]
+        return result
 
     # -- bytes ------------------------------------------------------------------------------------------------------
     def product(self, node: Node, weights: np.ndarray[Any, Any]) -> bool:
@@ -366,7 +366,7 @@ class Quantizer:
         axis = None if is_single else 0
         pair = ops.dequantize(ops.quantize(rows, scale, dtype="int8", axis=axis), scale, axis=axis)
         self.rows[x, by_row] = pair
-        return pair  # type: ignore[no-any-return]
+        return pair
 
     def _share(self, x: Value, pair: Value) -> None:
         """Let readers that keep the range of a value read its pair."""

@@ -8,7 +8,6 @@ import click
 
 from mithril import plugins
 from mithril.graph import PluginError, closest
-from mithril.system import files
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 
@@ -43,10 +42,9 @@ def describe(distribution: str, as_json: bool) -> None:
 def stubs(folder: Path) -> None:
     """Write type stubs of mithril, including the names and options of all installed plugins.
 
-    The file is FOLDER/mithril/__init__.pyi. pyright reads the folder typings/ by default;
-    mypy does where mypy_path names the folder.
+    FOLDER/mithril gets every module of the package. pyright reads the folder typings/ by default
+    (name it under "ignore" in pyrightconfig.json); mypy does where mypy_path names the folder.
     """
-    from mithril_tools.stubs import installed_stub
+    from mithril_tools.stubs import write_installed_stubs
 
-    path = files.write(folder / "mithril" / "__init__.pyi", installed_stub())
-    click.echo(f"written: {path}")
+    click.echo(f"written: {write_installed_stubs(folder)}")

@@ -31,7 +31,7 @@ class Augmentation(Layer):
 
     def numbers(self, images: Value, low: float = 0.0, high: float = 1.0) -> Value:
         """Return a uniform number for each image, of shape [N, 1, 1, 1]."""
-        return ops.uniform(self.key(), shape=(images.shape[0], 1, 1, 1), low=low, high=high)  # type: ignore[no-any-return]
+        return ops.uniform(self.key(), shape=(images.shape[0], 1, 1, 1), low=low, high=high)
 
 
 class RandomFlip(Augmentation):

@@ -91,4 +91,4 @@ def round_to_grid(x: Value, grid: Grid) -> Value:
     scale = ops.cast(ops.cast(top * (1.0 / largest), dtype="float16"), dtype=x.dtype)
     scale = ops.where(ops.greater(scale, 0.0), scale, 1.0)  # a block of zeros stays zero
     rounded = ops.fake_quantize(blocks, scale, bits=grid.bits, axis=0)
-    return ops.reshape(rounded, shape=x.shape)  # type: ignore[no-any-return]
+    return ops.reshape(rounded, shape=x.shape)

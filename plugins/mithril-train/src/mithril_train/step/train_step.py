@@ -168,7 +168,7 @@ class TrainStep(metaclass=CheckedType):
         shared._keys += 1
         with self.builder:
             start = self.builder.constant(np.array([KEY, shared._keys], np.uint32))
-            return ops.fold_in(start, ops.cast(self._before[STEP], dtype=int32))  # type: ignore[no-any-return]
+            return ops.fold_in(start, ops.cast(self._before[STEP], dtype=int32))
 
     # -- the graph ---------------------------------------------------------------------------------------------------
     def finish(self) -> Graph:
@@ -197,7 +197,7 @@ class TrainStep(metaclass=CheckedType):
     def _selected(self, good: Value, new: Value, old: Value, name: str) -> Value:
         if new is old or name == SOUND:
             return new
-        return ops.where(good, new, old)  # type: ignore[no-any-return]
+        return ops.where(good, new, old)
 
 
 def written(measured: Graph, recipe: StepConfig, trained: Iterable[str], differentiate: Differentiate) -> Graph:

@@ -1,0 +1,79 @@
+"""Type checkers find the mistakes in scripts of users, and nothing else; with ``mithril stubs`` as well."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = re.split(r"^====.*\n", (Path(__file__).parent / "user_scripts.txt").read_text(), flags=re.M)[1:]
+SOURCES = [str(path) for path in (ROOT / "mithril-core/src", *(ROOT / "plugins").glob("*/src"))]
+MISTAKES = {
+    (f"script_{k}.py", line)
+    for k, script in enumerate(SCRIPTS)
+    for line, text in enumerate(script.splitlines(), 1)
+    if text.endswith("# wrong")
+}
+FOUND_AT_LEAST = {"installed": 0.5, "stubs": 0.92}  # of the mistakes; the core alone leaves names of plugins open
+
+
+def mypy(folder):
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", str(folder / "cache"), *names()],
+        cwd=folder,
+        env={**os.environ, "MYPYPATH": os.pathsep.join([str(folder / "typings"), *SOURCES])},
+        capture_output=True,
+        text=True,
+    )
+    return set(re.findall(r"^(script_\d+\.py):(\d+): error:", done.stdout, re.M)), done.stdout + done.stderr
+
+
+def pyright(folder):
+    settings = {"extraPaths": SOURCES, "include": names(), "reportUnusedExpression": False}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(folder)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    reports = json.loads(done.stdout)["generalDiagnostics"]
+    found = {
+        (Path(r["file"]).name, r["range"]["start"]["line"] + 1)
+        for r in reports
+        if r["severity"] == "error" and Path(r["file"]).name.startswith("script_")
+    }
+    return found, done.stdout
+
+
+def names():
+    return [f"script_{k}.py" for k in range(len(SCRIPTS))]
+
+
+@pytest.fixture
+def scripts(tmp_path):
+    for name, script in zip(names(), SCRIPTS, strict=True):
+        (tmp_path / name).write_text(script)
+    return tmp_path
+
+
+def test_the_scripts_have_many_mistakes():
+    assert len(SCRIPTS) >= 30
+    assert len(MISTAKES) >= 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", FOUND_AT_LEAST)
+@pytest.mark.parametrize("checker", [mypy, pyright], ids=lambda checker: checker.__name__)
+def test_the_checker_finds_the_mistakes_and_nothing_else(checker, source, scripts):
+    pytest.importorskip(checker.__name__)  # installed by the task `types`
+    if source == "stubs":
+        from mithril_tools.stubs import write_installed_stubs
+
+        write_installed_stubs(scripts / "typings")
+    reported, output = checker(scripts)
+    found = {(name, int(line)) for name, line in reported}
+    assert found <= MISTAKES, f"reported without a mistake: {sorted(found - MISTAKES)}\n{output}"
+    assert len(found) >= FOUND_AT_LEAST[source] * len(MISTAKES), f"not found: {sorted(MISTAKES - found)}"
