@@ -40,12 +40,12 @@ def pyright(folder):
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(folder)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     reports = json.loads(done.stdout)["generalDiagnostics"]
-    found = {
+    reported = {
         (Path(r["file"]).name, r["range"]["start"]["line"] + 1)
         for r in reports
         if r["severity"] == "error" and Path(r["file"]).name.startswith("script_")
     }
-    return found, done.stdout
+    return reported, done.stdout
 
 
 def names():
@@ -73,7 +73,7 @@ def test_the_checker_finds_the_mistakes_and_nothing_else(checker, source, script
         from mithril_tools.stubs import write_installed_stubs
 
         write_installed_stubs(scripts / "typings")
-    reported, output = checker(scripts)
-    found = {(name, int(line)) for name, line in reported}
-    assert found <= MISTAKES, f"reported without a mistake: {sorted(found - MISTAKES)}\n{output}"
-    assert len(found) >= FOUND_AT_LEAST[source] * len(MISTAKES), f"not found: {sorted(MISTAKES - found)}"
+    lines, output = checker(scripts)
+    reported = {(name, int(line)) for name, line in lines}
+    assert reported <= MISTAKES, f"reported without a mistake: {sorted(reported - MISTAKES)}\n{output}"
+    assert len(reported) >= FOUND_AT_LEAST[source] * len(MISTAKES), f"not found: {sorted(MISTAKES - reported)}"

@@ -99,7 +99,7 @@ class Layer(metaclass=LayerMeta):
     if TYPE_CHECKING:
 
         def __init__(self, *, name: str | None = None) -> None:
-            """Accept what the metaclass does."""
+            """Accept the name that the metaclass sets."""
 
     def __fingerprint__(self) -> tuple[Any, ...]:
         # the fields repeat the arguments; the location, the names of children and the values of parameters do not
