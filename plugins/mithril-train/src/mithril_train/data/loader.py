@@ -13,7 +13,6 @@ import numpy as np
 from mithril.backend import CheckedType, Least, Positive
 from mithril.graph import InputError, OptionError
 from mithril_train.data.datasets import Source, Streamed, as_source
-from mithril_train.data.positions import require_same
 from mithril_train.data.sequences import Buckets
 from mithril_train.data.shuffle import batch_count, batches, permutation
 from mithril_train.data.transforms import Pipeline, Task
@@ -276,3 +275,22 @@ def _pinner() -> Callable[[Any], Any] | None:
         return torch.from_numpy(np.asarray(batch, order="C")).pin_memory()
 
     return pin
+
+
+Identity = Mapping[str, Any]
+
+
+def require_same(saved: Identity, current: Identity) -> None:
+    """Raise if a position was saved for other data or another order than the current ones.
+
+    The order of an epoch depends on the data, the seed and the epoch only. A position, the epoch and the number of its
+    samples that were read, means the same samples for any batch size, number of workers, of processes, and engine.
+    """
+    different = sorted(n for n in {**saved, **current} if saved.get(n) != current.get(n))
+    if different:
+        raise InputError(
+            f"the position in the data belongs to other data: {', '.join(different)}",
+            facts=[f"{n}: saved {saved.get(n)}, here {current.get(n)}" for n in different],
+            hint="resume with the data, seed and order of the interrupted fit; to begin an epoch of other data, "
+            "trainer.load(checkpoint) and fit without resume=",
+        )

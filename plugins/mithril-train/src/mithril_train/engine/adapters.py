@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from mithril.graph import InputError, OptionError
-from mithril_train.data.loader import DataLoader
-from mithril_train.data.positions import require_same
+from mithril_train.data.loader import DataLoader, require_same
 from mithril_train.engine.batches import LocalRows, size_of, without_first
 
 
