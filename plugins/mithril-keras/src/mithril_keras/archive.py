@@ -78,6 +78,8 @@ class Archive:
         """Return the content of a member: a view of the mapped file unless it is compressed."""
         if info.compress_type != zipfile.ZIP_STORED:
             return z.read(info)
+        # The extra field of the local header may be longer than that of the directory, which zipfile
+        # lists.
         name_size, extra_size = struct.unpack_from("<HH", self.content, info.header_offset + 26)
         start = info.header_offset + 30 + name_size + extra_size
         if self.content[info.header_offset : info.header_offset + 4] != b"PK\x03\x04":
@@ -131,16 +133,21 @@ class Archive:
 
     def _array(self, data: Any, path: str) -> Array:
         shape, dtype = tuple(int(n) for n in data.shape or ()), data.dtype
+        # HDF5 has no bfloat16: Keras stores two bytes without a type, and the name as an attribute.
         if dtype.kind == "V" and dtype.itemsize == 2 and _text(data.attrs.get("dtype")) == "bfloat16":
             dtype = np.dtype(ml_dtypes.bfloat16)
         elif dtype.kind not in "fiub" or data.shape is None:
             raise ValueError(f"elements of {dtype} are not numbers")
         size = math.prod(shape) * dtype.itemsize
+        # External data could name any file of the user; chunks may be compressed, so that a small file
+        # holds a huge array.
         if data.chunks is not None or data.is_virtual or data.external:
             raise ValueError("only contiguous datasets are read")
         if size > len(self.weights):
             raise ValueError(f"the shape {list(shape)} is larger than the file")
         offset = data.id.get_offset()
+        # HDF5 gives no offset to data inside the header, at most 64 KiB, nor to data that was never
+        # written.
         if offset is None:
             if size > LARGEST_COMPACT:
                 raise ValueError(f"{size} bytes are not stored")
@@ -148,6 +155,7 @@ class Archive:
             return array
         if offset < 0 or offset + size > len(self.weights):
             raise ValueError(f"the data at {offset} end outside the file")
+        # Members of a zip file begin at any byte.
         view = np.frombuffer(self.weights, dtype, math.prod(shape), offset).reshape(shape)
         return view if view.flags.aligned else view.copy()
 

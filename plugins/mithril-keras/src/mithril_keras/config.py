@@ -173,7 +173,7 @@ def snake_case(name: str) -> str:
 
 
 def groups(names: list[str]) -> list[str]:
-    """Return the groups of layers by their classes, numbered label several are equal."""
+    """Return the groups of layers by their classes, numbered where several are equal."""
     used: dict[str, int] = {}
     out = []
     for name in names:

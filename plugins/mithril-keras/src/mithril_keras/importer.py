@@ -35,6 +35,8 @@ class Network:
             raise InputError(f"{label} has no list of layers")
         self.layers = [layer_config(v, f"layer {k} of {label}") for k, v in enumerate(content)]
         self.sequential = config.class_name == "Sequential"
+        # The InputLayer of a Sequential is not among the layers that Keras numbers in the file of
+        # weights.
         saved = [
             x for x in self.layers if not x.is_operation and not (self.sequential and x.class_name == "InputLayer")
         ]
@@ -75,6 +77,7 @@ class Network:
             shape = self.config.settings.get("build_input_shape")
             if shape is None and isinstance(self.config.build, Mapping):
                 shape = self.config.build.get("input_shape")
+            # Without an InputLayer the configuration has a shape, but no dtype.
             if self.layers[0].class_name == "Embedding":
                 dtype = "int32"
         if shape is None:

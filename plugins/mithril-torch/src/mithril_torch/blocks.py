@@ -155,6 +155,7 @@ def _sent(steps: Sequence[Step], stages: Sequence[int], index: int, outputs: Seq
     names = []
     for (segment, *_), k in zip(steps, stages, strict=True):
         for name, dtype in zip(segment.gives, segment.dtypes, strict=True):
+            # Free segments depend on inputs only, and each stage repeats them (f38cbb1f).
             if segment.free or k > index or name not in later:
                 continue
             if not dtype.is_float:
@@ -217,6 +218,7 @@ def deepcopied(module: Any, memo: dict[int, Any], shared: Sequence[str]) -> Any:
     copied = cls.__new__(cls)
     memo[id(module)] = copied
     for name, x in module.__dict__.items():
+        # torch.compile caches by function: copies of a function would be compiled again.
         copied.__dict__[name] = x if name in shared else copy.deepcopy(x, memo)
     return copied
 

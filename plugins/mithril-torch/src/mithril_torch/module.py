@@ -78,6 +78,8 @@ class CompiledModule(Container):
         blocks: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
+        # Two underscores, here and below, so that layers named 'programs' or 'steps' do not meet these
+        # attributes (c1d9de06).
         self.__programs = dict(programs)
         program = programs[False]
         self.__integers = declared_integers(program.types)
@@ -93,6 +95,8 @@ class CompiledModule(Container):
             else check_blocks(blocks, [i.name for i in parameters])
         )
         for i in parameters:
+            # Into the dictionary: register_parameter refuses a name that the class has as an attribute,
+            # such as 'blocks'.
             owner, name = self.__owner(i.name)
             trains = i.type.dtype.is_float and i.tags.get("trainable", True)
             owner._parameters[name] = torch.nn.Parameter(params[i.name].detach().clone(), requires_grad=trains)
@@ -192,6 +196,7 @@ class CompiledModule(Container):
         with torch.no_grad():
             for path, owner, name in self.__states:
                 if path in changed:
+                    # In place: state dictionaries refer to the buffer.
                     getattr(owner, name).copy_(results[changed[path]].detach())
 
     def __bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

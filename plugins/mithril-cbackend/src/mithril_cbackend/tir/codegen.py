@@ -44,6 +44,7 @@ class Code:
     def is_named(self, x: Expr) -> bool:
         """Whether a value is a number, a loop variable or a result of ``let``."""
         node = x.node
+        # ``let`` stores a bool as a byte and reads it back as ``byte != 0``.
         if isinstance(node, tirx.NE):
             node = node.a
         elif isinstance(node, tirx.Cast):
@@ -226,6 +227,7 @@ NAMING = Lock()
 def shared(name: str, part: Function) -> tuple[str, Function]:
     """Return the function of a name if it is equal to a part of kernels, else that of a longer name; with the name."""
     candidate = replace(part, primfunc=part.primfunc.with_attr("global_symbol", name))
+    # setdefault of a WeakValueDictionary is Python code, between whose steps other threads run.
     with NAMING:
         function = PARTS.setdefault(name, candidate)
     if function is candidate or tvm_ffi.structural_equal(function.primfunc, candidate.primfunc):

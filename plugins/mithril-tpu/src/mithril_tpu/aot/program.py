@@ -157,6 +157,7 @@ class AheadProgram:
 
     def _lower(self) -> Any:
         params, inputs = self.arguments()
+        # Shardings of results are arguments of jit, so their names must be known before it traces.
         names = jax.eval_shape(on_mesh(self.forward, self.mesh), params, inputs)
         results = {name: self._result_sharding(name) for name in names}
         donated = {"donate_argnums": (0,)} if self._donate or self._is_training_step else {}

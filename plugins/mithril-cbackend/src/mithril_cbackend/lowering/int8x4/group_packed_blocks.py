@@ -116,6 +116,7 @@ def is_exact(numbers: Array) -> bool:
     """Whether float16 represents all numbers."""
     if numbers.dtype == np.float16:
         return True
+    # Numbers beyond float16 become infinite, which the comparison notices.
     with np.errstate(over="ignore"):
         return bool((numbers.astype(np.float16).astype(np.float32) == numbers.astype(np.float32)).all())
 
