@@ -117,6 +117,7 @@ def input_bytes(
 
 def alive(graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None) -> int:
     """Return the peak of values, results and scratch memory over all steps, in bytes."""
+    # Values live until the end of a call, so that no buffer takes the place of another.
     if backend.capabilities.memory == "holds":
         buffers = lifetimes(graph, sizes, in_place=backend.overwrites, views=views_of(graph, backend).__contains__)
         return sum(b.size for b in buffers) + sum(_working(node, backend, sizes) for node in graph.nodes)
@@ -151,6 +152,7 @@ def views_of(graph: Graph, backend: Backend) -> set[Node]:
             continue
         keeps_order = node.op in (ops.reshape, ops.barrier)
         disordered = strided.intersection(node.operands)
+        # A reshape of a transposed or strided view copies, as its elements are not in order.
         if node.op is ops.reshape and disordered:
             continue
         views.add(node)

@@ -32,6 +32,7 @@ def assign_backends(graph: Graph, default: Backend, backend_map: Mapping[str, Ba
     """Return the backend of every node except constants; raise OptionError for a name that is not in the map."""
     assignment = {}
     for node in graph.nodes:
+        # Each segment has its own copy of the constants that it reads, so that they need no transfer.
         if node.is_constant:
             continue
         name = node.tags.get(TAG)
@@ -82,6 +83,7 @@ class Partitioned:
             self._segment(backend, sorted(run, key=rank.__getitem__), build)
             for backend, run in group_segments(graph, assignment)
         ]
+        # Constants that are results belong to no segment so far.
         constants = [n for n in graph.nodes if n.is_constant and n.result in set(graph.outputs)]
         if constants:
             self._pieces.append(self._segment(default, constants, build))
@@ -145,6 +147,8 @@ class Partitioned:
             return array
         key = (declaration.name, id(target)) if declaration is not None and declaration.role == "param" else None
         if key is not None:
+            # The source is kept with its copy: new values of a parameter are another array, which is
+            # transferred again.
             cached = self._converted.get(key)
             if cached is not None and cached[0] is array:
                 return cached[1]
