@@ -276,6 +276,8 @@ def record_absences(context: CompileContext) -> None:
             if problem.state == "disabled":
                 context.decisions.record("plugin", problem.what)
                 continue
+            if problem.state == "clash" and problem.hook == "mithril_lowerings":
+                continue  # an error of the programs that use the operation; others lose nothing
             extent = "not in use" if plugin.loaded is None else "only partly in use"
             reason = ": ".join((problem.what, *problem.facts[:1]))
             message = f"{plugin.origin} is {extent}: {reason} ({problem.hint})"
