@@ -25,6 +25,7 @@ class Buckets:
 
     def size(self, rows: int) -> int:
         """Return the bucket for a number of rows."""
+        # An empty batch has no last row that padding could copy.
         return next((n for n in self.sizes if n >= rows > 0), rows)
 
     def rounded(self, types: Mapping[str, TensorType]) -> dict[str, TensorType]:

@@ -56,12 +56,16 @@ class Deadline:
         import signal
         import threading
 
+        # Windows has no such timer, and Python sets and runs handlers in the main thread only;
+        # ``check`` remains.
         if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
             return
 
         def ring(number: int, frame: FrameType | None) -> None:
             if not self.depth:  # it rang while the alarm was switched off
                 return
+            # Before the error is raised: where it is dropped, as by a finalizer, the next ring raises it
+            # (8874ed69).
             signal.setitimer(signal.ITIMER_REAL, AGAIN)
             if not _cannot_raise(frame) and not isinstance(sys.exception(), CompileTimeoutError):
                 raise self._error(*self.watch.describe(frame))

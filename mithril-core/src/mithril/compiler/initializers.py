@@ -146,6 +146,7 @@ def trunc_normal(
     draws: Draws, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0, low: float = -2.0, high: float = 2.0
 ) -> Array:
     """Return normal numbers between ``low`` and ``high`` standard deviations, by rejection."""
+    # Few numbers fall into a narrow range, so that rejection would draw for long.
     if high - low < 0.1:
         raise ModelError(f"trunc_normal: the range {low} to {high} is too narrow", hint="use uniform")
     out = draws.normal()
@@ -201,6 +202,8 @@ def orthogonal(draws: Draws, shape: tuple[int, ...], gain: float = 1.0) -> Array
     rows, columns = shape[0], math.prod(shape[1:])
     flat = draws.complete().normal().astype(np.float64).reshape(max(rows, columns), min(rows, columns))
     q, r = np.linalg.qr(flat)
+    # The signs of a QR decomposition are the choice of LAPACK; with a positive diagonal, all
+    # orthogonal matrices are equally likely.
     q = q * np.sign(np.diagonal(r))
     matrix: Array = gain * (q if rows >= columns else q.T)
     return draws.cut(matrix)
