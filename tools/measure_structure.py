@@ -44,13 +44,18 @@ def late_bindings(tree: ast.Module) -> set[str]:
 
 
 def exports(tree: ast.Module) -> set[str]:
-    """Return the names that the ``__init__`` of a package exports: its imports, ``__all__`` or a table of homes."""
+    """Return the names that the ``__init__`` of a package exports for code: its imports, or a table of homes."""
     names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mithril"):
             names |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, (ast.Assign, ast.AnnAssign)) and "HOMES" in ast.unparse(node).split("=")[0]:
-            strings = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+            tables = [n for n in ast.walk(node) if isinstance(n, ast.Dict)]  # home -> names
+            values = [(h, v) for table in tables for h, v in zip(table.keys, table.values, strict=True)]
+            # `mithril docs` has a page for each layer.
+            listed = [v for h, v in values if not (isinstance(h, ast.Constant) and str(h.value).startswith("layers"))]
+            constants = [n for v in listed for n in ast.walk(v) if isinstance(n, ast.Constant)]
+            strings = [n.value for n in constants if isinstance(n.value, str)]
             names |= {part for text in strings for part in text.split() if part.isidentifier()}
     return {name for name in names if not name.startswith("_")}
 
