@@ -33,7 +33,7 @@ HOMES = {
     "forking": ("watch",),
     "host_calls": ("check_results", "host_function"),
     "memory_plan": (
-        *("ALIGNMENT", "Buffer", "MemoryPlan", "Strategy", "columns", "find_strategy", "format_bytes", "UPDATES"),
+        *("ALIGNMENT", "Buffer", "MemoryPlan", "Strategy", "columns", "find_strategy", "format_bytes"),
         *("in_place_updates", "lifetimes", "nbytes", "parse_bytes", "peak_bytes", "plan", "state_updates"),
     ),
     "plugin_lowering": ("Label", "PluginLowering", "applicable", "lowering_error_context", "plugin_lowerings"),

@@ -3,7 +3,7 @@
 from mithril.graph.lazy_exports import lazy_exports
 
 HOMES = {
-    "declare": ("Pass", "PassContext", "as_pass", "pass_", "pass_text", "placement_of"),
+    "declare": ("Pass", "PassContext", "as_pass", "pass_", "placement_of"),
     "manager": ("PassManager", "PassRecord", "PipelineReport"),
     "matching": ("Match",),
     "numeric": ("random_arguments",),
