@@ -60,6 +60,7 @@ def paddings(x, kernel, strides, dilations, auto_pad, pads, ceil=False):
     for k in range(count):
         size = x.shape[2 + k]
         reach = (kernel[k] - 1) * dilations[k] + 1
+        # This padding does not depend on the size of the axis, which may be open.
         if strides[k] == 1:
             total = reach - 1
         else:
@@ -146,6 +147,7 @@ def BatchNormalization(
     axes = tuple(k for k in range(x.ndim) if k != 1)
     center = ops.mean(float32_or_wider(x), axis=axes)
     deviation = float32_or_wider(x) - _channels(center, x)
+    # The standard's running variance is that of the population; PyTorch's has the divisor n - 1.
     spread = ops.mean(deviation * deviation, axis=axes)
     y = deviation / ops.sqrt(_channels(spread, x) + epsilon)
     y = ops.cast(y, dtype=x.dtype) * _channels(ops.cast(scale, dtype=x.dtype), x) + _channels(
@@ -204,6 +206,7 @@ def GroupNormalization(x, scale: Weight, bias: Weight, *, num_groups, epsilon=1e
 
 @operator(name="GroupNormalization", since=18)
 def _GroupNormalization18(x, scale: Weight, bias: Weight, *, num_groups, epsilon=1e-5):
+    # Version 18 has a scale per group, version 21 one per channel.
     group_size = x.shape[1] // num_groups
     return ops.group_norm(
         x,
@@ -255,6 +258,7 @@ def Col2Im(x, image_shape: Known, block_shape: Known, *, dilations=None, pads=No
     columns = ops.reshape(x, shape=(n * channels, math.prod(block), *windows))
     eye = ops.reshape(ops.eye(n=math.prod(block), dtype=x.dtype), shape=(math.prod(block), 1, *block))
     padding = tuple((pads[k], pads[k + count]) for k in range(count))
+    # With a kernel of unit vectors, the gradient of a convolution adds each column to its place.
     y = ops.conv_input_grad(
         columns, eye, shape=(n * channels, 1, *image), stride=strides, padding=padding, dilation=dilations
     )

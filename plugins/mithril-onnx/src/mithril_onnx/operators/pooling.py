@@ -76,6 +76,7 @@ def AveragePool(
         )
     total = _sum(part for _, part in w.taps(x, 0.0))
     ones = ops.full(shape=(1, 1, *x.shape[2:]), value=1.0, dtype=x.dtype)
+    # Padding counts, but not the elements that only complete the last window.
     if count_include_pad:
         ones = ops.pad(ones, widths=((0, 0), (0, 0), *w.pads), value=1.0)
         w.pads = [(0, 0)] * w.count
@@ -146,6 +147,7 @@ def _with_positions(x, w, storage_order):
         line = ops.iota(shape=(1, 1, *spatial_shape), axis=2 + k, dtype="int64")
         place = line if place is None else place * scalar(spatial_shape[k], line) + line
     n, c = x.shape[:2]
+    # Positions are those in the flat tensor of all images and channels.
     images = ops.iota(shape=(n, c, *[1] * w.count), axis=0, dtype="int64") * scalar(c, place)
     images = images + ops.iota(shape=(n, c, *[1] * w.count), axis=1, dtype="int64")
     size = 1

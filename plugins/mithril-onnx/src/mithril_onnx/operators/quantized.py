@@ -37,6 +37,7 @@ def limits(dtype, code):
 def QuantizeLinear(
     x, scale, zero_point=None, *, axis=1, block_size=0, output_dtype=0, precision=0, saturate=1, context
 ):
+    # Code 2 is uint8, the standard's default.
     code = output_dtype or (context.code(2) if zero_point is not None else 2)
     if zero_point is not None and not (code in PACKED or output_dtype):
         kind = zero_point.dtype
@@ -83,6 +84,7 @@ def dequantized(x, scale, zero_point, axis=1, block=0):
     work = "float32"
     s = ops.cast(spread(scale, x, axis, block), dtype=work)
     y = ops.cast(x, dtype=work)
+    # float32 has 24 bits: integers of 32 are subtracted before they are rounded.
     if x.dtype.bits == 32 and zero_point is not None:
         y = ops.cast(x - spread(zero_point, x, axis, block), dtype=work)
     elif zero_point is not None:
@@ -128,7 +130,7 @@ def QLinearMatMul(a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y
 
 
 def _integer_conv(x, w, x_zero, w_zero, auto_pad, dilations, group, pads, strides):
-    """Return the exact sums as float64, in which all sums of 8-bit products are integers."""
+    """Return the exact sums of 8-bit products as floats of a dtype that represents them."""
     count = x.ndim - 2
     strides, dilations = spatial(strides, count, 1), spatial(dilations, count, 1)
     pairs = paddings(x, w.shape[2:], strides, dilations, auto_pad, pads)
@@ -138,6 +140,7 @@ def _integer_conv(x, w, x_zero, w_zero, auto_pad, dilations, group, pads, stride
         w_zero = ops.reshape(w_zero, shape=())
     x_zero = None if x_zero is None else ops.reshape(x_zero, shape=())
     terms = int(np.prod([int(n) for n in w.shape[1:]]))
+    # float32 represents all integers to 2^24.
     kind = "float32" if terms * 255 * 255 < 1 << 24 else "float64"
     return ops.conv(
         _shifted(x, x_zero, kind), _shifted(w, w_zero, kind),
@@ -162,6 +165,7 @@ def QLinearConv(
     total = _integer_conv(x, w, x_zero_point, w_zero_point, auto_pad, dilations, group, pads, strides)
     column = (1, -1, *[1] * (x.ndim - 2))
     if b is not None:
+        # The scale of the bias is that of the products, and its zero point 0.
         total = total + ops.reshape(ops.cast(b, dtype=total.dtype), shape=column)
     factor = ops.reshape(x_scale, shape=()) * w_scale / ops.reshape(y_scale, shape=())
     if factor.ndim == 1:

@@ -149,6 +149,8 @@ def GRU(
             return z
         if not linear_before_reset:
             return _project(x, weights)
+        # The last bias of the candidate is multiplied by the reset gate, so that it belongs to the
+        # step.
         wz, wr, wh, bz, br, _ = _parts(bias, 6)
         return z + ops.concat(wz + bz, wr + br, wh, axis=0)
 
@@ -185,6 +187,7 @@ def LSTM(
         _, recurrent, _, peephole = weights
         gate, candidate, output = cell.of(k)
         h, c = states
+        # The standard's order of gates: input, output, forget, cell.
         zi, zo, zf, zc = _parts(projected + ops.linear(h, recurrent), 4, axis=1)
         pi, po, pf = (None,) * 3 if peephole is None else _parts(peephole, 3)
         i = gate(zi if pi is None else zi + pi * c)

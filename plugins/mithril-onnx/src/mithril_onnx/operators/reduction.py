@@ -19,6 +19,7 @@ def _selected(x, axes, noop):
 
 
 def _extreme(x, function, axis, keepdims, lowest):
+    # The standard defines the extreme of an empty set as the limit of the dtype.
     if any(type(x.shape[a]) is int and x.shape[a] == 0 for a in axis):
         shape = tuple((1 if k in axis else n) for k, n in enumerate(x.shape) if keepdims or k not in axis)
         kind = x.dtype
@@ -99,6 +100,7 @@ for _name, _function in REDUCTIONS.items():
 def _position(name, function):
     def apply(x, *, axis=0, keepdims=1, select_last_index=0):
         axis = axis % x.ndim
+        # The first extreme of the reversed axis is the last one.
         if select_last_index:
             last = x.shape[axis] - 1
             y = scalar(last, np.zeros((), np.int32)) - function(ops.flip(x, axis=(axis,)), axis=axis)
@@ -168,6 +170,8 @@ def GlobalMaxPool(x):
 def MeanVarianceNormalization(x, *, axes=(0, 2, 3)):
     mean = ops.mean(x, axis=axes, keepdims=True)
     deviation = x - mean
+    # Added to the deviation, not to the variance, as in the function that the standard gives for this
+    # operator.
     return deviation / (ops.sqrt(ops.mean(deviation * deviation, axis=axes, keepdims=True)) + 1e-9)
 
 

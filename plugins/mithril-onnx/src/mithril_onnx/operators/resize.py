@@ -54,6 +54,7 @@ def Resize(
 
 @operator(name="Resize", since=10)
 def _Resize10(x, scales: Known, *, mode="nearest"):
+    # Versions before 11 divide positions by the factor.
     return Resize(x, scales=scales, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
 
 
@@ -123,6 +124,7 @@ def _open(x, axis, new, factor, coordinate_mode, mode, nearest_mode, settings):
         rows = np.eye(SAMPLE)[_index(place, SAMPLE, nearest_mode)]
     else:
         rows = weights(mode, place, SAMPLE, factor, *settings)
+        # Rows at the edges would have other weights than those in the middle.
         if settings[1]:
             raise _open_size("exclude_outside", x.shape[axis])
     base = first // phases * stride
@@ -157,6 +159,7 @@ def coordinates(mode, old, new, factor, region):
     if mode == "half_pixel":
         return (x + 0.5) / factor - 0.5
     if mode == "pytorch_half_pixel":
+        # The text of the standard has 0 for a length of 1, its reference implementation -0.5.
         return (x + 0.5) / factor - 0.5 if length > 1 else np.full(new, -0.5)
     if mode == "half_pixel_symmetric":
         return old / 2 * (1 - new / length) + (x + 0.5) / factor - 0.5
@@ -209,6 +212,7 @@ def weights(mode, place, old, factor, a, exclude_outside, antialias):
     if exclude_outside or antialias:
         w = w / np.where(total == 0, 1, total)
     matrix = np.zeros((len(place), old))
+    # Elements outside of the axis are those at its edge, whose weights add up.
     np.add.at(matrix, (np.arange(len(place))[:, None], np.clip(index, 0, old - 1)), w)
     return matrix
 
