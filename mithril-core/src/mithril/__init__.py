@@ -70,6 +70,21 @@ def _with_checked_arguments(value: Any) -> Any:
     return checked()(value) if is_function or hasattr(value, "cache_info") else value
 
 
+def _name_elsewhere(name: str) -> str:
+    """Return the hint for a layer, an operation, or a name of another framework that is asked of this package."""
+    from mithril import models
+    from mithril.graph import LAYERS, OPERATIONS, PACKAGE, name_here, operations
+
+    if name in PACKAGE:
+        return f"; use {PACKAGE[name]}"
+    layers = dict.fromkeys(dir(models), "") | LAYERS
+    if layer := name_here(name, layers) if name[:1].isupper() else None:
+        return f"; did you mean 'ml.models.{layer}'?"
+    if operation := name_here(name, dict.fromkeys(operations(), "") | OPERATIONS):
+        return f"; did you mean 'ml.ops.{operation}'?"
+    return ""
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'mithril' has no attribute '{name}'")
@@ -82,7 +97,10 @@ def __getattr__(name: str) -> Any:
     elif find_spec(f"mithril.{name}"):  # also reached by `from mithril import plugins`
         return import_module(f"mithril.{name}")
     else:
-        value = _with_checked_arguments(import_module("mithril.plugins").export(name))
+        try:
+            value = _with_checked_arguments(import_module("mithril.plugins").export(name))
+        except AttributeError as error:
+            raise AttributeError(f"{error}{_name_elsewhere(name)}") from None
     globals()[name] = value
     return value
 

@@ -144,7 +144,10 @@ LISTED = 16  # maximal number of names that an error lists
 
 def unknown(kind: str, word: str, accepted: Sequence[str]) -> tuple[str, list[str], str | None]:
     """Return the ``what``, ``facts`` and ``hint`` of an error for an unknown name, with similar names first."""
-    suggestions = closest(word, accepted)
+    from mithril.graph.synonyms import LAYERS, OPERATIONS, name_here
+
+    synonym = name_here(word, {"operation": OPERATIONS, "layer": LAYERS}.get(kind, {}))
+    suggestions = [synonym] if synonym in accepted else closest(word, accepted)
     shown = [*suggestions, *sorted(set(accepted) - set(suggestions))]
     count = (len(suggestions) or 3) if len(shown) > LISTED else len(shown)
     more = f" and {len(shown) - count} others" if len(shown) > count else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from mithril.graph import closest
+from mithril.graph import LAYERS, OPERATIONS, PACKAGE, closest, name_here
 from mithril_tools.reference.entries import class_pages, command_pages, hook_pages, option_pages, pass_pages
 from mithril_tools.reference.error_pages import error_pages
 from mithril_tools.reference.guides import guide_pages
@@ -46,5 +46,9 @@ def find(name: str) -> list[Page]:
 
 
 def suggestions(name: str) -> list[str]:
-    """Return the names of pages nearest to a name that has none."""
-    return closest(name, {page.name for kind in KINDS for page in pages(kind).values()})
+    """Return the names of pages for a name that has none: its translation from another framework, or similar names."""
+    short = name.rpartition(".")[2]
+    elsewhere = [name_here(short, table) for table in (OPERATIONS, LAYERS)] + [PACKAGE.get(short)]
+    return list(filter(None, elsewhere)) or closest(
+        name, {page.name for kind in KINDS for page in pages(kind).values()}
+    )

@@ -9,6 +9,8 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
+from mithril.graph import LAYERS, OPERATIONS
+
 
 @dataclass(frozen=True)
 class Page:
@@ -27,7 +29,9 @@ class Page:
 
     def text(self) -> str:
         """Return the complete page."""
-        return f"# {self.name}\n\n{self.write()}\n"
+        synonyms = {"operation": OPERATIONS, "layer": LAYERS}.get(self.kind, {}).get(self.name, "").split()
+        elsewhere = f"\n\nCalled elsewhere: {', '.join(f'`{name}`' for name in synonyms)}." if synonyms else ""
+        return f"# {self.name}\n\n{self.write()}{elsewhere}\n"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -53,7 +57,7 @@ def sections(parts: Iterable[tuple[str, str]]) -> str:
 
 def prose(documentation: str | None) -> str:
     """Convert the inline code of a docstring to Markdown."""
-    return (documentation or "").strip().replace("``", "`")
+    return inspect.cleandoc(documentation or "").replace("``", "`")
 
 
 def first_line(documentation: str | None) -> str:

@@ -1,0 +1,74 @@
+"""Errors for names of NumPy, PyTorch, Keras and JAX say what they are called here."""
+
+from __future__ import annotations
+
+import pytest
+
+import mithril as ml
+from mithril import models, ops
+from mithril.graph import LAYERS, OPERATIONS, PACKAGE
+
+# Pairs: the name that users type, and the name that the hint has to contain.
+EXPECTED_OPERATIONS = """
+arange iota, range iota, linspace iota, cat concat, concatenate concat, hstack concat, vstack concat,
+expand_dims unsqueeze, permute transpose, swapaxes transpose, moveaxis transpose, multiply mul, bmm matmul, mm matmul,
+tensordot matmul, zeros full, ones full, zeros_like full, ones_like full, full_like full, std var, variance var,
+mse mse_loss, mean_squared_error mse_loss, mae l1_loss, absolute abs, arccos acos, arcsin asin, arctan atan,
+arctan2 atan2, arcsinh asinh, arctanh atanh, divide div, true_divide div, floor_divide floordiv, subtract sub,
+negative neg, power pow, remainder mod, fmod mod, clamp clip, clip_by_value clip, amax max, amin min, reduce_sum sum,
+reduce_mean mean, average mean, reduce_max max, fmax maximum, fmin minimum, astype cast, gather take,
+index_select take, embedding_lookup take, topk top_k, chunk split, unbind split, unstack split, outer einsum,
+trace einsum, diag einsum, inner einsum, view reshape, ravel reshape, expand broadcast_to, detach stop_gradient,
+logistic sigmoid, expit sigmoid, swish silu, randn normal, rand uniform, eq equal, ne not_equal, lt less,
+le less_equal, gt greater, ge greater_equal, interpolate resize, inverse inv, invert bitwise_not, numel size_of,
+conv2d conv, scaled_dot_product_attention attention, sparse_categorical_crossentropy cross_entropy,
+onehot one_hot, to_categorical one_hot, repeat_interleave repeat, hardtanh hard_tanh, clamp_ clip, fori_loop scan,
+dot_product_attention attention, bitcast_convert_type bitcast, rint round, relu_ relu
+"""
+EXPECTED_LAYERS = """
+Dense Linear, Module Model, ReLU Relu, GELU Gelu, SiLU Silu, BatchNormalization BatchNorm2d,
+LayerNormalization LayerNorm, MaxPooling2D MaxPool2d, AveragePooling2D AvgPool2d, Conv2DTranspose ConvTranspose2d,
+GlobalAveragePooling2D GlobalAvgPool2d, MultiheadAttention MultiHeadAttention, Concatenate Concat,
+CrossEntropyLoss CrossEntropy, BCEWithLogitsLoss BinaryCrossEntropyWithLogits, BCELoss BinaryCrossEntropy,
+KLDivLoss KLDivergence, Permute Transpose, UpSampling2D Upsample, Conv2D Conv2d
+"""
+EXPECTED_NAMES = """
+nn ml.models, jit ml.compile, Sequential ml.models.Sequential, Linear ml.models.Linear, Dense ml.models.Linear,
+Module ml.models.Layer, Parameter self.param, Input ml.IOKey, softmax ml.ops.softmax, cat ml.ops.concat,
+arange ml.ops.iota, value_and_grad ml.grad, custom_vjp ml.op, no_grad evaluate, lax ml.ops, np ml.ops
+"""
+
+
+def pairs(table):
+    return [tuple(entry.split()) for entry in table.replace("\n", " ").split(",")]
+
+
+PLACES = [(ops, EXPECTED_OPERATIONS), (models, EXPECTED_LAYERS), (ml, EXPECTED_NAMES)]
+CASES = [(place, word, name) for place, table in PLACES for word, name in pairs(table)]
+
+
+def test_many_names_are_known():
+    assert len(CASES) >= 110
+
+
+@pytest.mark.parametrize(("place", "word", "name"), CASES, ids=[f"{p.__name__}.{w}" for p, w, _ in CASES])
+def test_the_hint_has_the_name_here(place, word, name):
+    with pytest.raises(AttributeError) as caught:
+        getattr(place, word)
+    quoted = name if place is ml else f"did you mean '{name}'?"
+    assert quoted in str(caught.value)
+
+
+def test_an_unknown_name_gets_no_hint():
+    with pytest.raises(AttributeError, match="no installed plugin provides it$"):
+        ml.xyzzy
+
+
+def test_the_tables_refer_to_existing_names_and_no_word_twice():
+    assert all(hasattr(ops, name) for name in OPERATIONS)
+    assert set(LAYERS) <= set(models.__all__)
+    for table in (OPERATIONS, LAYERS):
+        words = [word for text in table.values() for word in text.split()]
+        assert len(words) == len(set(words))
+        assert not set(words) & set(table)
+    assert not any(hasattr(ml, name) for name in PACKAGE)
