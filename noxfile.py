@@ -103,6 +103,13 @@ def soak(session: nox.Session) -> None:
         session.run("pytest", "-q", "-m", "soak", "--hypothesis-profile=default", *tests)
 
 
+@nox.session
+def crossings(session: nox.Session) -> None:
+    """Features together, compared with the reference: ``nox -s crossings -- --rows 150 --seed today``."""
+    install(session, *map(str, DISTRIBUTIONS))
+    session.run("python", "-m", "crossings", *session.posargs, env={"PYTHONPATH": str(ROOT / "tests")})
+
+
 @nox.session(name="soak-graphs")
 def soak_graphs(session: nox.Session) -> None:
     """Random graphs at every level, for hours; ``-- torch --graphs 500`` tries one backend, and fewer."""

@@ -188,3 +188,16 @@ def test_things_show_themselves():
     assert repr(subject.history) == "<History of 2 epochs: loss, val_loss>"
     assert repr(loader) == "<DataLoader: 3 batches of 10, shuffled>"
     assert repr(subject.callbacks[0]).startswith("EarlyStopping(monitor='val_loss', patience=4")
+
+
+def test_initial_parameters_take_the_precision_of_the_program(backend):
+    """C read the bytes of a float32 array as 16-bit numbers."""
+    model = Model(Linear(3))
+    weights = {"linear.weight": np.eye(3, dtype="float32"), "linear.bias": np.ones(3, "float32")}
+    trainer = ml.Trainer(
+        model, ml.SGD(0.0), loss="mse", backend=backend, params=weights, precision="float16", progress=False
+    )
+    x = np.arange(12, dtype="float32").reshape(4, 3)
+    trainer.fit(x, x + 1, batch_size=4)
+    assert trainer.history["loss"] == [0.0]
+    assert "float16" in str(trainer.params["linear.weight"].dtype)

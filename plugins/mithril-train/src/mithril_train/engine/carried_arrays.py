@@ -43,6 +43,7 @@ class CarriedArrays:
         self.trained: tuple[str, ...] = ()
         self.extra: dict[str, TrainState] = {}
         self._shapes: dict[str, tuple[Any, ...]] = {}
+        self._dtypes: dict[str, Any] = {}  # those of NumPy
         self._assemble: Callable[..., Any] | None = None  # builds an array from its regions, on several devices
         self._split: frozenset[str] = frozenset()  # the arrays that it knows
 
@@ -55,6 +56,7 @@ class CarriedArrays:
         self.trained = trained_names(traced, self.recipe)
         self.extra = carried_values(traced, self.recipe, self.trained)
         self._shapes = {i.name: i.type.shape for i in (*params, *states)}
+        self._dtypes = {i.name: i.type.dtype.numpy for i in (*params, *states)}
         _expect_names("parameter", self.parameters, initial_values)
         _expect_names("state", self.states, state)
         drawn_names = [n for n in self.parameters if initial_values and n not in initial_values]
@@ -74,11 +76,15 @@ class CarriedArrays:
         return self._assemble is not None
 
     def placed(self, name: str, source: Any) -> Any:
-        """Copy an array of any framework, or a tensor in parts, to the devices that the step expects."""
+        """Copy an array of any framework, or a tensor in parts, to the devices and the dtype that the step expects."""
         if isinstance(source, PartedTensor):
-            return self.assembled(name, source.shape, source.read)
-        tensor = self._numpy(source)
+            return self.assembled(name, source.shape, lambda index: self._cast(name, source.read(index)))
+        tensor = self._cast(name, self._numpy(source))
         return self.assembled(name, tensor.shape, lambda index: tensor[index or ...])
+
+    def _cast(self, name: str, array: Any) -> Any:
+        """Cast to the dtype that a parameter or a state has in the program, which `precision` selects."""
+        return array.astype(self._dtypes.get(name, array.dtype), copy=False)
 
     def assembled(self, name: str, shape: Sequence[int], read: Region) -> Any:
         """Build an array from its regions, of which each device gets its own; on one device from all of it."""

@@ -1,0 +1,502 @@
+"""The features that rows cross, as factors with values. A new feature is one entry here.
+
+A value's ``apply`` changes the case of a row. Its ``limits`` say with which values of other factors it has no meaning
+(``Excluded``), is refused with an error that names both (``Refused``), or fails because of a defect (``Known``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mithril as ml
+from mithril.models import Linear, Model, Sequential, Tanh, hook
+
+from .modes import MODES
+from .networks import NETWORKS
+
+Row = Mapping[str, str]
+
+
+class Limit:
+    """Features that do not work together: ``Limit(reason, factor=values, ...)``; all factors must match."""
+
+    def __init__(self, reason: str, words: str = "", **when: str) -> None:
+        self.reason, self.words = reason, tuple(words.split())
+        self.when = {factor: names.split() for factor, names in when.items()}
+
+    def holds(self, row: Row) -> bool:
+        return all(row.get(factor) in names for factor, names in self.when.items())
+
+
+class Excluded(Limit):
+    """The pair has no meaning, or the harness has no way to make it: no row contains it."""
+
+
+class Refused(Limit):
+    """The pair is refused before any work by an error that contains all ``words``."""
+
+
+class Known(Limit):
+    """A defect that is not repaired yet: rows are counted, and not run."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of a factor."""
+
+    name: str
+    apply: Callable[[Any], None] = lambda case: None
+    limits: tuple[Limit, ...] = ()
+
+    def applies_to(self, row: Row) -> Limit | None:
+        """Return the first limit that holds for the other values of a row, complete or not."""
+        return next((limit for limit in self.limits if limit.holds(row)), None)
+
+
+@dataclass
+class Case:
+    """A row on its way: the model, and how it is compiled and called."""
+
+    row: Row
+    folder: Path
+    model: Any = None
+    axes: list[str | int] = field(default_factory=list)
+    rows: int = 4
+    length: int = 3
+    open: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)  # options of the trainer
+    backend: Any = "numpy"
+    double: bool = False
+    tolerance: float = 2e-4
+    frozen: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    target: tuple[int, ...] = ()  # shape of a row of the output
+    keeps_state: bool = True  # whether running statistics are compared
+    seen: Any = None  # the samples of each training step
+
+    @property
+    def network(self) -> Any:
+        return NETWORKS[self.row["network"]]
+
+    def place(self, name: str) -> str:
+        """Return the path of the first or the last layer."""
+        if self.row["source"] != "sequential":
+            return name
+        return "0" if name == "first" else str(len(self.network.layers()) - 1)
+
+    def sized(self, rows: int | None = None) -> list[int]:
+        """Return the shape of a batch."""
+        return [{"B": rows or self.rows, "T": self.length}.get(axis, axis) for axis in self.axes]  # type: ignore[call-overload]
+
+    def batch(self, rows: int | None = None, seed: int = 0) -> np.ndarray:
+        """Return inputs of the given number of rows; the first rows are the same for every number of them."""
+        rng = np.random.default_rng(seed)
+        shape = self.sized(16 if rows is None else max(rows, 16))
+        if self.network.tokens:
+            values = rng.integers(0, self.network.tokens, shape).astype(np.int32)
+        else:
+            values = rng.normal(size=shape).astype(np.float64 if self.double else np.float32)
+        return values[: self.rows if rows is None else rows]
+
+    def compile(self, **more: Any) -> Any:
+        axes = self.axes if self.open else self.sized()
+        options = {"shapes": {"input": list(axes)}, **self.options, **more}
+        if self.double and not self.network.tokens:
+            options["types"] = {"input": ml.float64}
+        return ml.compile(self.model, self.backend, **options)
+
+
+# sources
+
+
+def own(case: Case) -> Model:
+    network = case.network
+    return network.model() if network.model else Model(*network.layers())
+
+
+def wired(case: Case) -> None:
+    if case.network.model:
+        case.model = own(case)
+        return
+    model, name = Model(), "input"
+    layers = case.network.layers()
+    for number, layer in enumerate(layers):
+        result = "output" if number == len(layers) - 1 else f"h{number}"
+        model |= layer(input=name, output=result)
+        name = result
+    case.model = model
+
+
+def sequential(case: Case) -> None:
+    case.model = Sequential(*case.network.layers())
+
+
+def functional(case: Case) -> None:
+    h: Any = ml.IOKey("input")
+    for layer in case.network.layers():
+        result = layer(h)
+        h = result[0] if isinstance(result, tuple) else result
+    case.model = Model.create(outputs={"output": h})
+
+
+def json(case: Case) -> None:
+    case.model = Model.from_json(own(case).to_json())
+
+
+def torch(case: Case) -> None:
+    import torch
+
+    open_axes = {place: axis for place, axis in enumerate(case.network.axes) if isinstance(axis, str)}
+    example = torch.zeros(case_shape(case))
+    case.model = ml.from_torch(case.network.module(), example, dynamic_shapes={"input": open_axes})
+
+
+def case_shape(case: Case) -> list[int]:
+    return [{"B": 4, "T": 3}.get(axis, axis) for axis in case.network.axes]
+
+
+def onnx(case: Case) -> None:
+    compiled = ml.compile(own(case), "numpy", shapes={"input": list(case.network.axes)}, inference=True)
+    compiled.export(case.folder / "source.onnx", params=compiled.randomize_params(0))
+    case.model = ml.from_onnx(case.folder / "source.onnx")
+
+
+def jax(case: Case) -> None:
+    import jax
+
+    def function(params: Any, input: Any) -> Any:
+        return jax.numpy.tanh(input @ params["first"]["weight"]) @ params["last"]["weight"]
+
+    rng = np.random.default_rng(0)
+    params = {
+        name: {"weight": rng.normal(size=shape).astype(np.float32)}
+        for name, shape in (("first", (6, 8)), ("last", (8, 3)))
+    }
+    example = np.zeros((4, 6), np.float32)
+    case.model = ml.from_jax(function, example, params=params, dynamic_shapes={"input": {0: "B"}})
+
+
+LISTS = "mlp dropout convolutions encoder lstm gru experts"
+IMPORTED = "torch onnx jax"
+WIRED = "tied loop branch"
+
+JSON_CODE = Known("to_json of a model that was imported is refused without a remedy", mode="to_json")
+SOURCES = (
+    Value("layers", wired),
+    Value("sequential", sequential, (Excluded("the network is no list of layers", network=WIRED),)),
+    Value("functional", functional, (Excluded("the network is no list of layers", network=WIRED),)),
+    Value("json", json),
+    Value(
+        "torch",
+        torch,
+        (Excluded("no module is written for it", network=f"dropout encoder gru experts {WIRED}"), JSON_CODE),
+    ),
+    Value(
+        "onnx", onnx, (Excluded("training differs from inference", network="dropout branch convolutions"), JSON_CODE)
+    ),
+    Value("jax", jax, (Excluded("no function is written for it", network=f"{LISTS[4:]} {WIRED}"), JSON_CODE)),
+)
+
+# surgery
+
+
+def lora(case: Case) -> None:
+    case.model.replace(case.place("last"), ml.LoRA(rank=2, alpha=3))
+
+
+def replace(case: Case) -> None:
+    features = 11 if case.network.tokens else 3
+    if case.network.tokens:
+        case.model.replace("tanh", ml.models.Sigmoid())
+    else:
+        case.model.replace(case.place("last"), Linear(features, bias=False, name="last"))
+
+
+def hooked(case: Case) -> None:
+    case.model.replace(case.place("last"), hook(lambda y: ml.ops.tanh(y) * 2.0))
+
+
+def freeze(case: Case) -> None:
+    case.frozen = f"{case.place('first')}.*"
+    case.training["frozen"] = case.frozen
+
+
+def outputs(case: Case) -> None:
+    inner = {"tied": "h", "loop": "begin", "branch": "h"}.get(case.row["network"], case.place("first"))
+    case.options["outputs"] = [inner, "output"]
+
+
+def renamed(case: Case) -> None:
+    case.model.rename("output", "answer")
+    case.model.rename("answer", "output")
+
+
+def derivative(case: Case) -> None:
+    """Take the gradient of a scalar for each row, and the rows at once: `grad` and `vmap` of the model."""
+    inner = Model()
+    inner |= case.model(input="input", output="scores")
+    inner |= ml.models.Sum()(input="scores", output="output")
+    case.model = ml.vmap(ml.grad(inner, of="output", wrt="input"))
+
+
+def rows_at_once(case: Case) -> None:
+    case.model = ml.vmap(case.model)
+
+
+WALKED = Excluded("an imported model is one layer, so that nothing is found", source=IMPORTED)
+UNBATCHED = Excluded(
+    "written for batches, or with an input that says how to map it",
+    network="convolutions encoder lstm gru experts dropout branch",
+)
+NO_JSON = Excluded("a transformed model is no layer, and has no JSON", mode="to_json")
+TRAINED = Excluded("changes the model that is trained, not a program", mode="train accumulate average")
+SURGERY = (
+    Value("none"),
+    Value(
+        "lora",
+        lora,
+        (
+            WALKED,
+            Excluded("a layer with one weight for two purposes", network="tied"),
+            Known("from_json does not know the layers that LoRA puts in", mode="to_json"),
+        ),
+    ),
+    Value("replace", replace, (WALKED,)),
+    Value(
+        "hook",
+        hooked,
+        (
+            WALKED,
+            Refused("files of models hold no functions", "Hooked file", mode="to_json"),
+            Known("hook refuses a layer whose weight is connected, without a remedy", network="tied"),
+        ),
+    ),
+    Value(
+        "freeze",
+        freeze,
+        (
+            Excluded(
+                "frozen parameters are those of a trainer",
+                mode="infer gradient module function safetensors to_onnx to_json to_gguf",
+            ),
+            Excluded("its only parameter would be frozen", network="tied"),
+        ),
+    ),
+    Value(
+        "outputs",
+        outputs,
+        (
+            WALKED,
+            TRAINED,
+            Known("ONNX writes the output '0' of a Sequential as '_0'", source="sequential", mode="to_onnx"),
+        ),
+    ),
+    Value(
+        "rename", renamed, (Excluded("only a wired model has terminals to rename", source=f"sequential {IMPORTED}"),)
+    ),
+    Value(
+        "vmap",
+        rows_at_once,
+        (
+            UNBATCHED,
+            WALKED,
+            NO_JSON,
+            Known("a GGUF file of a bounded loop returns its checks as outputs", network="loop", mode="to_gguf"),
+        ),
+    ),
+    Value(
+        "derivative",
+        derivative,
+        (
+            UNBATCHED,
+            WALKED,
+            TRAINED,
+            NO_JSON,
+            Excluded("an input of integers", network="tied"),
+            Known("KeyError in vmap of the gradient of a While layer", network="loop"),
+        ),
+    ),
+)
+
+# sizes
+
+
+def sizes(open_sizes: bool, rows: int, length: int = 3) -> Callable[[Case], None]:
+    def apply(case: Case) -> None:
+        case.open, case.rows, case.length = open_sizes, rows, length
+
+    return apply
+
+
+SIZES = (
+    Value("exact", sizes(False, 4)),
+    Value("open", sizes(True, 4)),
+    Value("odd", sizes(True, 7, 5)),
+    Value("one", sizes(True, 1, 1)),
+    Value(
+        "empty",
+        sizes(True, 0),
+        (
+            Excluded("an empty batch has no loss", mode="train accumulate average"),
+            Excluded("calibration needs rows", precision="int8"),
+        ),
+    ),
+)
+
+# precision
+
+
+def precision(tolerance: float, **options: Any) -> Callable[[Case], None]:
+    def apply(case: Case) -> None:
+        case.tolerance, case.keeps_state = tolerance, False
+        case.options.update(options)
+
+    return apply
+
+
+def calibrated(case: Case) -> None:
+    exact = Case({**case.row, "precision": "float32"}, case.folder, case.model, case.axes, open=True)
+    compiled = exact.compile(inference=True)
+    compiled.bind(case.params)
+    ranges = ml.calibrate_ranges(compiled, [{"input": exact.batch(32, seed)} for seed in range(2)])
+    case.tolerance = 0.15
+    case.options |= {"quantization": {"ranges": ranges}, "static_inference": True}
+
+
+INFERENCE = Excluded("for inference only", mode="gradient train accumulate average module function")
+PRECISIONS = (
+    Value("float32"),
+    Value("bfloat16", precision(6e-2, precision="bfloat16")),
+    Value("float16", precision(1e-2, precision="float16")),
+    Value("mixed", precision(6e-2, mixed_precision=True)),
+    Value("dynamic8", precision(0.15, quantization={"activations": "dynamic"}, static_inference=True), (INFERENCE,)),
+    Value("nf4", precision(0.3, quantization={"weights": "nf4"}, static_inference=True), (INFERENCE,)),
+)
+
+# options
+
+
+def option(**options: Any) -> Callable[[Case], None]:
+    return lambda case: case.options.update(options)
+
+
+def cached(case: Case) -> None:
+    """Programs come from the disk, and another one of the same shapes is there."""
+    case.options |= {"cache": True, "cache_dir": case.folder / "cache"}
+    other = Case({**case.row, "options": "none"}, case.folder, Model(own(case), Tanh()), case.axes)
+    other.backend, other.options = case.row["engine"], dict(case.options)
+    for _ in range(2):
+        compiled = other.compile(inference=True)
+        compiled.evaluate(compiled.randomize_params(0), {"input": other.batch()})
+
+
+def own_pass(graph: Any) -> Any:
+    """Remove nothing: a pass of a user, which sees every graph."""
+    assert graph.nodes is not None
+    return graph
+
+
+NO_AUTOGRAD = Refused(
+    "NumPy, C and GGML have no automatic differentiation, mithril's own does it",
+    "automatic differentiation",
+    engine="numpy c ggml",
+    mode="gradient train accumulate average",
+)
+OPTIONS = (
+    Value("medium"),
+    Value("none", option(optimization_level="none")),
+    Value("low", option(optimization_level="low")),
+    Value("high", option(optimization_level="high")),
+    Value("unfused", option(optimizations={"fusion": False})),
+    Value("checkpointing", option(gradient_checkpointing=True)),
+    Value("native", option(semantics="native")),
+    Value("jit", option(jit=True), (Excluded("minutes of compiling", engine="torch"),)),
+    Value("no_jit", option(jit=False)),
+    Value("static", option(static_inference=True), (INFERENCE,)),
+    Value("cache", cached),
+    Value("numeric", option(verify="numeric")),
+    Value("latency", option(optimize_for="latency")),
+    Value("memory", option(max_memory_gb=1)),
+    Value("pass", option(custom_passes=[own_pass])),
+    Value("framework", option(autodiff="native"), (NO_AUTOGRAD,)),
+)
+
+# events
+
+UNTRAINED = Excluded("happens in training", mode="infer gradient module function safetensors to_onnx to_json to_gguf")
+EVENTS = (
+    Value("none"),
+    Value(
+        "threads",
+        limits=(
+            Excluded(
+                "threads share a program, not a trainer", mode="gradient train accumulate average module function"
+            ),
+        ),
+    ),
+    *(
+        Value(name, limits=(UNTRAINED,))
+        for name in ("second_fit", "interrupt", "exception", "resume", "resume_batch", "resume_engine")
+    ),
+)
+
+# engines
+
+
+def engine(name: str) -> Callable[[Case], None]:
+    def apply(case: Case) -> None:
+        case.backend = name
+
+    return apply
+
+
+ENGINES = tuple(Value(name, engine(name)) for name in ("numpy", "jax", "torch", "mlx", "c", "ggml"))
+
+MODE_LIMITS: dict[str, tuple[Limit, ...]] = {
+    "to_gguf": (Excluded("files of GGML", engine="numpy jax torch mlx c"),),
+    "module": (Excluded("a module of PyTorch", engine="numpy jax mlx c ggml"),),
+    "function": (Excluded("functions are for frameworks that differentiate them", engine="numpy torch c ggml"),),
+}
+
+
+def network(case: Case) -> None:
+    case.axes = list(case.network.axes)
+
+
+FACTORS: dict[str, tuple[Value, ...]] = {
+    "network": tuple(Value(name, network) for name in NETWORKS),
+    "source": SOURCES,
+    "surgery": SURGERY,
+    "sizes": SIZES,
+    "precision": PRECISIONS,
+    "options": OPTIONS,
+    "engine": ENGINES,
+    "event": EVENTS,
+    "mode": tuple(Value(name, limits=MODE_LIMITS.get(name, ())) for name in MODES),
+}
+BY_NAME = {(factor, one.name): one for factor, values in FACTORS.items() for one in values}
+PLAIN = {"sizes": "exact", "precision": "float32", "options": "none", "engine": "numpy", "event": "none"}
+
+
+def value(factor: str, name: str) -> Value:
+    return BY_NAME[factor, name]
+
+
+def limits(row: Row) -> list[Limit]:
+    """Return every limit that holds for a row, complete or not."""
+    applicable = (value(factor, name).applies_to(row) for factor, name in row.items())
+    return [limit for limit in applicable if limit]
+
+
+def make(row: Row, folder: Path, params: Mapping[str, Any] | None = None) -> Case:
+    """Apply the values of a row, in the order of the factors; calibration needs parameters."""
+    case = Case(row, folder, params=params or {})
+    for factor in FACTORS:
+        value(factor, row[factor]).apply(case)
+    return case

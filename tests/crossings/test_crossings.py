@@ -1,0 +1,88 @@
+"""Rows of features together: those that failed once, and as many of a covering array as fit in some seconds."""
+
+from __future__ import annotations
+
+import datetime
+import random
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from crossings import refusals, rows
+from crossings.model import FACTORS
+from crossings.oracle import judge
+from mithril import plugins
+
+SEED = "first"  # fixed, so that a commit fails for its own changes; nightly runs take the date (nox -s crossings)
+SECONDS = {"numpy": 40, "torch": 15, "jax": 15, "mlx": 10, "c": 10, "ggml": 10}  # once the engine is imported
+PAGE = Path(__file__).parents[2] / "docs/crossings.md"
+
+
+def failures(drawn: list[rows.Row], seconds: float) -> tuple[list[str], int]:
+    end, lines, number = time.monotonic() + seconds, [], 0
+    for row in drawn:
+        verdict = judge(row)
+        number += verdict.kind in ("passed", "refused", "failed")
+        if verdict.kind == "failed":
+            lines.append(f"{rows.text(row)}\n    {verdict.text}")
+        if time.monotonic() > end:
+            break
+    return lines, number
+
+
+@pytest.mark.parametrize("row", rows.found(), ids=rows.text)
+def test_rows_that_failed_once(row):
+    verdict = judge(row)
+    assert verdict.kind != "failed", verdict.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", list(SECONDS))
+def test_rows_of_the_day(engine):
+    if engine not in plugins.backends():
+        pytest.skip(f"{engine} is not installed")
+    plugins.backend_class(engine)()
+    lines, number = failures([row for row in rows.pairs(SEED) if row["engine"] == engine], SECONDS[engine])
+    assert number
+    assert not lines, "\n".join(lines)
+
+
+@pytest.mark.soak
+def test_all_rows():
+    lines, _ = failures(rows.every_row(datetime.date.today().isoformat()), float("inf"))
+    assert not lines, "\n".join(lines)
+
+
+def test_every_allowed_pair_is_in_a_row():
+    """Pairs that other factors exclude have no row: for each of them no value of the third factor is allowed."""
+    drawn, factors = rows.pairs(SEED), tuple(FACTORS)
+    assert all(rows.allowed(row) for row in drawn)
+    left = rows.combinations_of(factors, 2) - {part for row in drawn for part in rows.parts(row, factors, 2)}
+    for part in left:
+        choices_of_factors = [
+            [{**dict(part), f: one.name} for one in FACTORS[f]] for f in factors if f not in dict(part)
+        ]
+        assert any(not any(map(rows.allowed, choices)) for choices in choices_of_factors), part
+
+
+def test_rows_depend_on_the_seed_alone():
+    assert rows.pairs("a") == rows.pairs("a") != rows.pairs("b")
+
+
+def test_rows_are_read_as_they_are_printed():
+    for row in islice(rows.pairs(SEED), 20):
+        assert rows.parse(rows.text(row)) == row
+    with pytest.raises(ValueError, match="engine=abacus is not a value"):
+        rows.parse("engine=abacus")
+
+
+def test_page_of_refusals():
+    assert PAGE.read_text() == refusals.page()
+
+
+def test_every_value_has_a_row():
+    drawn = random.Random(0).sample(rows.pairs(SEED), 150)
+    missing = {(f, v.name) for f, values in FACTORS.items() for v in values} - {i for row in drawn for i in row.items()}
+    assert not missing
