@@ -76,6 +76,7 @@ def _trunc(w, node, x):
 
 @row("expm1")
 def _expm1(w, node, x):
+    # With t = tanh(x / 2), exp(x) - 1 = 2 t / (1 - t), which loses no digits near 0.
     half = w.node("Tanh", w.node("Mul", x, scalar(w, node, 0.5)))
     exact = w.node("Div", w.node("Add", half, half), w.node("Sub", scalar(w, node, 1.0), half))
     large = w.node("Sub", w.node("Exp", x), scalar(w, node, 1.0))
@@ -86,6 +87,7 @@ def _expm1(w, node, x):
 @row("log1p")
 def _log1p(w, node, x):
     one = scalar(w, node, 1.0)
+    # log(y) * x / (y - 1) with y = 1 + x: the errors of both factors cancel (Kahan).
     y = w.node("Add", x, one)
     rest = w.node("Sub", y, one)
     small = w.node("Equal", rest, scalar(w, node, 0.0))
@@ -103,6 +105,7 @@ def _log2(w, node, x):
 def _floordiv(w, node, a, b):
     if node.result.dtype.is_float:
         return w.node("Floor", w.node("Div", a, b))
+    # Div of integers rounds toward zero: without the remainder it is exact.
     return w.node("Div", w.node("Sub", a, w.node("Mod", a, b)), b)
 
 
@@ -155,6 +158,7 @@ def _gelu(w, node, x):
 def reduce(w, kind, x, axes, keepdims):
     """Write a reduction; axes are an operand from opset 18 on (ReduceSum: 13)."""
     if w.opset >= 18 or kind == "ReduceSum":
+        # No axes reduce nothing in the core, and all axes by the default of the standard.
         return w.node(kind, x, w.ints(axes), keepdims=int(keepdims), noop_with_empty_axes=1)
     return w.node(kind, x, axes=list(axes), keepdims=int(keepdims)) if axes else w.node("Identity", x)
 
@@ -181,6 +185,7 @@ for _name, _kind in {
 
 @row("any", "all", reads=("axis", "keepdims"))
 def _any(w, node, x):
+    # ONNX reduces bools from opset 20 on only.
     kind = "ReduceMax" if node.op.name == "any" else "ReduceMin"
     return w.cast(reduce(w, kind, w.cast(x, "int32"), _axes(node), node.attributes["keepdims"]), "bool")
 

@@ -197,6 +197,8 @@ def MatMulNBits(
 
 def _in_groups(packed, scale, zero):
     """Return the numbers of 4-bit values, two per byte, as backends with kernels for them read them."""
+    # s * (q - zero) = s * (q - 8) + s * (8 - zero): the table has the first term, the offset is the
+    # second.
     table = np.arange(-8, 8, dtype=np.float32)
     offset = None if (zero == 8).all() else scale * (8 - zero.astype(np.float32)).astype(scale.dtype.numpy)
     builder = Builder.current()

@@ -49,6 +49,7 @@ def _tensors(results, unknown):
 @operator(folds=False)
 def Loop(trips: Item = None, condition: Item = None, *initial: Item, body, context):
     count, always = _known_trips(trips, condition, context)
+    # Sequences are lists of Python, which a loop of the graph cannot hold.
     if count is not None and (count <= UNROLLED or any(isinstance(v, list) for v in initial)):
         done = _unrolled(count, always, list(initial), body, context)
         if done is not None:

@@ -80,6 +80,7 @@ def Div(a, b, *, axis=None, broadcast=0):
     quotient = ops.floordiv(a, b)
     if a.dtype.kind == "uint":
         return quotient
+    # The standard's division of integers rounds toward zero, floordiv downwards.
     remainder = a - quotient * b
     inexact = ops.logical_and(ops.not_equal(remainder, scalar(0, a)), ops.less(quotient, scalar(0, a)))
     return quotient + ops.cast(inexact, dtype=a.dtype)
@@ -89,6 +90,7 @@ def Div(a, b, *, axis=None, broadcast=0):
 def Mod(a, b, *, fmod=0):
     if not fmod:
         return ops.mod(a, b)
+    # The result of fmod has the sign of the dividend, that of mod the sign of the divisor.
     size = ops.mod(ops.abs(a), ops.abs(b)) if a.dtype.kind != "uint" else ops.mod(a, b)
     return size if a.dtype.kind == "uint" else ops.where(ops.less(a, scalar(0, a)), ops.neg(size), size)
 
@@ -129,6 +131,7 @@ def BitShift(x, count, *, direction):
     bits = x.dtype.bits
     if direction != "LEFT" and x.dtype.kind == "int":
         return ops.shift_right(x, ops.minimum(count, scalar(bits - 1, x)))
+    # A shift by all bits or more is undefined in C; here its result is 0.
     shifted = ops.shift_left(x, count) if direction == "LEFT" else ops.shift_right(x, count)
     return ops.where(ops.less(count, scalar(bits, x)), shifted, scalar(0, x))
 

@@ -81,6 +81,7 @@ def RoiAlign(
     boxes = rois * spatial_scale - offset
     x1, y1, x2, y2 = (ops.select(boxes, index=(k,), axes=(1,)) for k in range(4))
     height, width = y2 - y1, x2 - x1
+    # As in the reference: without half pixels, boxes have at least one pixel.
     if not offset:
         height, width = ops.maximum(height, scalar(1.0, height)), ops.maximum(width, scalar(1.0, width))
     images = ops.take(x, batch_indices, axis=0)
@@ -150,6 +151,7 @@ def _clamped_bilinear(x, py, px, maximum):
         parts.append((1.0 - fraction, fraction))
     total = None
     for i, j in itertools.product((0, 1), repeat=2):
+        # The largest of the weighted corners, not of the interpolated values, as in the reference.
         value = sampled(x, [places[0][i], places[1][j]]) * ops.unsqueeze(parts[0][i] * parts[1][j], axis=(1,))
         total = value if total is None else ops.maximum(total, value) if maximum else total + value
     return total * ops.cast(ops.unsqueeze(in_bounds, axis=(1,)), dtype=x.dtype)
