@@ -30,7 +30,7 @@ HOMES = {
         *("declared_text", "expanded", "InputSpec", "convert_input", "array_type", "as_numpy"),
         *("missing_or_unknown", "resolve_type"),
     ),
-    "steps": ("Compiler", "compile"),
+    "steps": ("ModelCompiler", "compile"),
     "transformed_source": ("Transformed",),
     "watching": ("watch",),
     "weight_files": ("load_file", "save_file"),

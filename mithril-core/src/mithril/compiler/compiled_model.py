@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Never, Protocol, overload
+from typing import TYPE_CHECKING, Any, Never, overload
 
 import numpy as np
 
 from mithril import plugins
 from mithril.backend import annotated, check_call, checked, reject_surplus, watch
-from mithril.compiler.batch_buckets import Buckets
 from mithril.compiler.call_records import CallRecords
 from mithril.compiler.evaluation import Evaluation
 from mithril.compiler.parameters import UNBOUND, UNKNOWN, Parameters
-from mithril.compiler.program import Interface, Program, ProgramKey, ProgramKind, Results
+from mithril.compiler.program import Compiler, Program, ProgramKey, ProgramKind
 from mithril.compiler.program_summary import (
     Explanation,
     PluginRecord,
@@ -35,7 +34,6 @@ from mithril.graph import (
     Decisions,
     DType,
     Graph,
-    Input,
     InputError,
     MithrilError,
     TensorType,
@@ -47,37 +45,9 @@ from mithril.system import notebook
 if TYPE_CHECKING:
     from mithril.backend import Backend
     from mithril.compiler.memory_report import MemoryReport
-    from mithril.passes import PassContext, PassManager
+    from mithril.passes import PassManager
 
 Arrays = Mapping[str, Any]
-
-
-class Compiler(Protocol):
-    """The interface of ``mithril.compiler.steps.Compiler``, which creates programs on request."""
-
-    @property
-    def model(self) -> Any: ...
-
-    def specialize(self, request: ProgramKey) -> Program: ...
-
-    def probe(self, types: Mapping[str, TensorType] | None, *, training: bool = True) -> Graph: ...
-
-    def pipeline(self) -> tuple[PassManager, PassContext]: ...
-
-    @property
-    def pretrained(self) -> Arrays: ...
-
-    def initial(self, inputs: Iterable[Input], seed: int, index: Any = None) -> dict[str, np.ndarray[Any, Any]]: ...
-
-    def learn(self, shapes: Mapping[str, Any]) -> bool: ...
-
-    def buckets(self, training: bool, *, recompiles: bool) -> Buckets | None: ...
-
-    def lowered(self, request: ProgramKey) -> Graph: ...
-
-    def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None: ...
-
-    def differentiable(self, request: ProgramKey) -> tuple[Interface, Results, Callable[..., Any]]: ...
 
 
 class PluginMethod:
@@ -458,7 +428,7 @@ class CompiledModel:
     @property
     def pipeline(self) -> PassManager:
         """The printable list of passes."""
-        return self.compiler.pipeline()[0]
+        return self.compiler.passes()[0]
 
     @property
     def source(self) -> str | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from mithril.backend import Backend, ExactSizesRequired, to_numpy
-from mithril.compiler.batch_buckets import BucketedExecutable, Buckets
+from mithril.compiler.batch_buckets import BucketedExecutable
 from mithril.compiler.call_records import CallRecords, Record
 from mithril.compiler.parameters import Bound, Parameters
-from mithril.compiler.program import Interface, Program, ProgramKey, ProgramKind, Results
+from mithril.compiler.program import Compiler, Program, ProgramKey, ProgramKind
 from mithril.compiler.signature import (
     InputSpec,
     array_type,
@@ -26,7 +26,6 @@ from mithril.compiler.signature import (
 from mithril.compiler.watching import Watched, Watcher, measured, watchers
 from mithril.graph import (
     Decisions,
-    Graph,
     InputError,
     MithrilError,
     ModelError,
@@ -38,20 +37,6 @@ from mithril.graph import (
 )
 
 Arrays = Mapping[str, Any]
-
-
-class Compiler(Protocol):
-    """The methods of the compiler that calls use."""
-
-    def specialize(self, request: ProgramKey) -> Program: ...
-
-    def probe(self, types: Mapping[str, TensorType] | None) -> Graph: ...
-
-    def buckets(self, training: bool, *, recompiles: bool) -> Buckets | None: ...
-
-    def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None: ...
-
-    def differentiable(self, request: ProgramKey) -> tuple[Interface, Results, Callable[..., Any]]: ...
 
 
 class Evaluation:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mithril import plugins
+from mithril.compiler.deadline import Deadline
 from mithril.compiler.program import Program
 from mithril.compiler.watching import Watcher
 from mithril.graph import Graph, MithrilError
@@ -28,10 +29,29 @@ class Observer(Protocol):
     def end(self, result: Any, error: BaseException | None) -> None: ...
 
 
-class Observers:
-    """The observers of one compilation."""
+class Progress:
+    """The progress of work that is not reported: only the time limit is checked."""
 
-    def __init__(self, context: CompileContext) -> None:
+    def __init__(self, deadline: Deadline) -> None:
+        self.deadline = deadline
+
+    def restart(self) -> None:
+        """Restart the clock before compiling another program."""
+
+    def stage(self, name: str, graph: Graph | None) -> None:
+        """Note that a stage has ended, which started at the end of the previous stage."""
+        self.deadline.check(f"step '{name}'")
+
+    def passed(self, name: str, before: Graph, after: Graph, start: float, seconds: float) -> None:
+        """Note that a pass has ended."""
+
+
+class Observers(Progress):
+    """The hooks ``mithril_compile_*`` and the observers of one compilation, which its progress is reported to."""
+
+    def __init__(self, context: CompileContext, deadline: Deadline) -> None:
+        super().__init__(deadline)
+        self.context = context
         self.watching_now: list[tuple[Plugin, Observer]] = plugins.observers(context)
         self._mark = time.perf_counter()
 
@@ -40,27 +60,32 @@ class Observers:
         """Watchers of the model's calls, from the observers of its compilation."""
         return tuple(o.watcher for _, o in self.watching_now if hasattr(o, "watcher"))
 
+    def begin(self) -> None:
+        """Report that the compilation starts."""
+        plugins.compile_begin(self.context)
+
+    def restart(self) -> None:
+        self._mark = time.perf_counter()
+
     def stage(self, name: str, graph: Graph | None) -> None:
-        """Notify observers that a stage has ended, which started at the end of the previous stage."""
+        super().stage(name, graph)
         if self.watching_now:
             start, self._mark = self._mark, time.perf_counter()
             self._notify("stage", name, graph, start, self._mark - start)
             self._mark = time.perf_counter()
+        plugins.compile_stage(self.context, name, graph)
 
     def passed(self, name: str, before: Graph, after: Graph, start: float, seconds: float) -> None:
-        """Notify observers that a pass has ended."""
         self._notify("passed", name, before, after, start, seconds)
 
     def built(self, program: Program) -> None:
         """Give a new program to the observers that have a method ``built``."""
         self._notify("built", program, among=[o for o in self.watching_now if hasattr(o[1], "built")])
 
-    def begin(self) -> None:
-        """Restart the clock before compiling another program."""
-        self._mark = time.perf_counter()
-
     def end(self, result: Any, error: BaseException | None) -> None:
+        """Report the compiled model, or the exception that the compilation raises."""
         self._notify("end", result, error)
+        plugins.compile_end(self.context, result, error)
 
     def _notify(self, event: str, *arguments: Any, among: Sequence[tuple[Plugin, Observer]] | None = None) -> None:
         for plugin, observer in self.watching_now if among is None else among:

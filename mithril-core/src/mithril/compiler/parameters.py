@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 
 from mithril.backend import ALIGNMENT, Backend, EncodedWeight, to_numpy
 from mithril.compiler import weight_files
 from mithril.compiler.call_records import CallRecords
-from mithril.compiler.program import Program
+from mithril.compiler.program import Compiler, Program
 from mithril.compiler.signature import array_type, missing_or_unknown
 from mithril.graph import (
     Decisions,
@@ -82,19 +82,6 @@ UNKNOWN: dict[str, Any] = {}  # parameters of a call without bound parameters
 UNBOUND = "evaluate(params, inputs), or compiled.bind(params) once and then evaluate(inputs)"
 
 
-class Initial(Protocol):
-    """The methods of the compiler that parameters use."""
-
-    def probe(self, types: Mapping[str, TensorType] | None, *, training: bool = True) -> Graph: ...
-
-    @property
-    def pretrained(self) -> Arrays: ...
-
-    def initial(self, inputs: Iterable[Input], seed: int, index: Any = None) -> dict[str, np.ndarray[Any, Any]]: ...
-
-    def learn(self, shapes: Mapping[str, Any]) -> bool: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Bound:
     """The arguments of ``bind``. Immutable and replaced atomically, so that a call uses a single binding."""
@@ -109,7 +96,7 @@ class Parameters:
     """The parameters and the state of one model."""
 
     def __init__(
-        self, backend: Backend, source: Initial, calls: CallRecords, decisions: Decisions, options: Mapping[str, Any]
+        self, backend: Backend, source: Compiler, calls: CallRecords, decisions: Decisions, options: Mapping[str, Any]
     ) -> None:
         self.backend = backend
         self.source = source

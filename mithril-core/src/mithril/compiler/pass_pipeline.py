@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -23,9 +23,9 @@ def optimization_level(settings: Mapping[str, Any]) -> str:
     return level
 
 
-def make_pipeline(settings: Mapping[str, Any], context: CompileContext) -> PassManager:
-    """Return the passes of one compilation, in order."""
-    passes = [installed(p) if isinstance(p, str) else custom(p) for p in select_passes(settings, context)]
+def make_pipeline(selection: Sequence[Any], settings: Mapping[str, Any], context: CompileContext) -> PassManager:
+    """Import the selected passes of one compilation, and put them in order."""
+    passes = [installed(p) if isinstance(p, str) else custom(p) for p in selection]
     return PassManager(_number_duplicates(passes, context), check=CHECKS[settings["verify"]])
 
 

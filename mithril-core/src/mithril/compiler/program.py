@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mithril.backend import Backend, LazyGraph
-from mithril.compiler.batch_buckets import BucketedExecutable
+from mithril.compiler.batch_buckets import BucketedExecutable, Buckets
 from mithril.compiler.index_checks import Check, IndexCheckedExecutable
 from mithril.compiler.memory_usage import ProgramMemory
 from mithril.compiler.updated_states import EarlyChecks, early_checks
-from mithril.graph import Graph, Guard, Output, Shape, TensorType, bind, substitute, visible
+from mithril.graph import Graph, Guard, Input, Output, Shape, TensorType, bind, substitute, visible
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from mithril.passes import PassContext, PassManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +158,34 @@ class Program:
     @property
     def types(self) -> dict[str, TensorType]:
         return dict(self.request.types)
+
+
+class Compiler(Protocol):
+    """The interface by which a compiled model gets its programs: ``ModelCompiler``, or the reader of a file format."""
+
+    @property
+    def model(self) -> Any: ...
+
+    def specialize(self, request: ProgramKey) -> Program: ...
+
+    def lowered(self, request: ProgramKey) -> Graph: ...
+
+    def differentiable(self, request: ProgramKey) -> tuple[Interface, Results, Callable[..., Any]]: ...
+
+    def probe(self, types: Mapping[str, TensorType] | None, *, training: bool = True) -> Graph: ...
+
+    def passes(self) -> tuple[PassManager, PassContext]: ...
+
+    def buckets(self, training: bool, *, recompiles: bool) -> Buckets | None: ...
+
+    def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None: ...
+
+    @property
+    def pretrained(self) -> Mapping[str, Any]: ...
+
+    def initial(self, inputs: Iterable[Input], seed: int, index: Any = None) -> dict[str, np.ndarray[Any, Any]]: ...
+
+    def learn(self, shapes: Mapping[str, Any]) -> bool: ...
 
 
 class Compiled(Protocol):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from mithril.compiler.program import Compiled, Program, ProgramKey, ProgramKind
+from mithril.compiler.program import Compiled, Compiler, Program, ProgramKey, ProgramKind
 from mithril.graph import Decisions, Graph, TensorType, Value, flops, is_static, numel, visible
 from mithril.passes import PipelineReport
 from mithril.system import notebook, package_content
@@ -138,12 +138,6 @@ class PluginRecord:
         return f"{self.distribution} {self.version}: {'; '.join((self.state, *self.problems))}"
 
 
-class Lowering(Protocol):
-    """The interface for lowering the graph of a request again."""
-
-    def lowered(self, request: ProgramKey) -> Graph: ...
-
-
 def named_types(interface: Graph) -> dict[str, TensorType]:
     """Return the types of inputs, outputs and intermediate values with user-defined names."""
     types = {i.name: i.type for i in interface.arguments}
@@ -161,7 +155,7 @@ def request_for(programs: tuple[Program, ...], gradients: bool) -> ProgramKey:
     return ProgramKey(newest.request.types, ProgramKind(True, outputs) if gradients else ProgramKind())
 
 
-def concrete(program: Program, shapes: Mapping[str, tuple[int, ...]], compiler: Lowering) -> Graph:
+def concrete(program: Program, shapes: Mapping[str, tuple[int, ...]], compiler: Compiler) -> Graph:
     """Return the graph of a program at the sizes of its inputs."""
     graph: Graph = program.executable.graph
     static = all(v.type.is_static for node in graph.nodes for v in node.results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +57,12 @@ class PassManager:
     @property
     def names(self) -> list[str]:
         return [p.name for p in self.passes]
+
+    def selected(self, keep: Callable[[Pass], bool]) -> PassManager:
+        """Return a manager of the passes that ``keep`` accepts, in this order."""
+        part = copy(self)
+        part.passes = [one for one in self.passes if keep(one)]
+        return part
 
     def run(
         self, graph: Graph, context: PassContext | None = None, runner: Runner | None = None

@@ -53,10 +53,10 @@ def sort_passes(passes: Sequence[Pass]) -> list[Pass]:
                     facts=[f"'{p.name}' runs in stage '{p.stage}'", f"stages, in order: {', '.join(STAGES)}"],
                     hint="before= and after= order passes of one stage; choose another stage= instead",
                 )
-    out: list[Pass] = []
-    for stage in STAGES:
-        out += _sorted([p for p in passes if p.stage == stage])
-    return out
+    by_stage: dict[str, list[Pass]] = {}
+    for p in passes:
+        by_stage.setdefault(p.stage, []).append(p)
+    return [p for stage in STAGES if stage in by_stage for p in _sorted(by_stage[stage])]
 
 
 def _sorted(passes: list[Pass]) -> list[Pass]:

@@ -208,7 +208,7 @@ def _write(graph: Graph, node: Node, arguments: Arrays, backend: Backend, folder
 # -- across passes ------------------------------------------------------------------------------------------------
 def _across_passes(compiled: CompiledModel, graph: Graph, arguments: Arrays) -> DiffReport:
     """Evaluate the graph after each pass; the first change of the result names the pass."""
-    manager, context = compiled.compiler.pipeline()
+    manager, context = compiled.compiler.passes()
     expected = evaluate(graph, arguments)
     types = dict(zip(graph.output_names, graph.outputs, strict=True))
     report = DiffReport((compiled.backend.name, *manager.names), {})

@@ -90,7 +90,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             self._compiled = self._compile(self.n_features_in_, self.n_outputs_)
         backend = self._compiled.backend
         arrays = [{n: backend.array(a) for n, a in part.items()} for part in (self.params_, self.state_)]
-        name = next(iter(self._compiled.compiler.specs))
+        name = next(iter(self._compiled.specs))
         values = self._compiled.evaluate(arrays[0], {name: self._numbers(x)}, state=arrays[1], training=False)[0]
         return np.asarray(backend.to_numpy(next(iter(values.values()))), np.float64)
 

@@ -163,7 +163,7 @@ class GraphCompiler:
     def buckets(self, training: bool, *, recompiles: bool) -> None:
         """Return sizes unchanged: the file declares which are open."""
 
-    def pipeline(self) -> tuple[PassManager, PassContext]:
+    def passes(self) -> tuple[PassManager, PassContext]:
         return PassManager([]), PassContext(backend=self.backend, options=self.settings, decisions=self.decisions)
 
 

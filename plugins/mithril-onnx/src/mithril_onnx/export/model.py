@@ -108,7 +108,7 @@ def inference_graph(compiled: Any) -> Graph:
         n: TensorType(t.dtype, specs[n].shape if n in specs and specs[n].shape is not None else t.shape)
         for n, t in declared.items()
     }
-    graph: Graph = compiled.compiler.trace(types, training=False)
+    graph: Graph = compiled.compiler.pipeline.trace(types, training=False)
     return graph
 
 

@@ -85,7 +85,7 @@ class Observed:
     def __init__(self, compiled: Any, quantization: Mapping[str, Any]) -> None:
         self.compiled, self.quantization = compiled, quantization
         self.layers: list[str] = []
-        settings = compiled.compiler.settings  # of which some decide on the results
+        settings = compiled.compiler.session.settings  # of which some decide on the results
         self.options = {name: settings[name] for name in ("outputs", "types", "constants") if name in settings.keywords}
 
     def model(self, batch: Arrays, quantization: Any) -> Any:

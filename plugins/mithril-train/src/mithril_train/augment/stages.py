@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.compiler import Compiler, compile as compile_model
+from mithril.compiler import ModelCompiler, compile as compile_model
 from mithril.graph import Builder, Graph, OptionError, Output, TensorType, Value, result
 from mithril.models import Layer
 from mithril_train.step.loss_binding import SAMPLE_WEIGHT
@@ -28,19 +28,19 @@ class Augmentations:
     def __init__(self, layers: Layer | Sequence[Layer], backend: Any, inputs: Sequence[str]) -> None:
         self.layers = [layers] if isinstance(layers, Layer) else list(layers)
         self.inputs = inputs
-        self.compilers: list[Compiler] = []
+        self.compilers: list[ModelCompiler] = []
         for layer in self.layers:
             compiler = compile_model(layer, backend).compiler
-            assert isinstance(compiler, Compiler)
+            assert isinstance(compiler, ModelCompiler)
             self.compilers.append(compiler)
 
     def stages(self, columns: Mapping[str, TensorType]) -> tuple[list[Stage], dict[str, TensorType]]:
         """Return the graphs for a batch, and the types of its columns after them."""
         types, stages = dict(columns), []
         for compiler in self.compilers:
-            terminals = list(compiler.specs)
+            terminals = list(compiler.session.specs)
             reads = tuple(self._column(name, types) for name in terminals)
-            graph = compiler.trace(dict(zip(terminals, (types[n] for n in reads), strict=True)), training=True)
+            graph = compiler.pipeline.trace(dict(zip(terminals, (types[n] for n in reads), strict=True)), training=True)
             if graph.with_role("param"):
                 raise OptionError(
                     f"augment: '{graph.name}' has parameters", hint="put layers with parameters into the model"

@@ -15,9 +15,9 @@ from mithril.compiler import (
     Bound,
     BufferBound,
     CompiledModel,
-    Compiler,
     IndexInput,
     InputSpec,
+    ModelCompiler,
     ProgramMemory,
     array_type,
     as_numpy,
@@ -42,7 +42,7 @@ from mithril.graph import (
     closest,
     shape_text,
 )
-from mithril.passes import PassManager
+from mithril.passes import Pass
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.framework_gradients import with_framework_gradients
 from mithril_train.augment.stages import PREFIX, Augmentations, augmented
@@ -128,16 +128,17 @@ class Engine(CarriedArrays):
         self.augmentations = augmentations
         self.recipe = recipe
         self.backend: Backend = compiled.backend
-        self.compiler: Compiler = compiler_of(compiled)
+        self.compiler = compiler_of(compiled)
+        self.session = self.compiler.session
         self.decisions = compiled.decisions
-        if self.compiler.inference:
+        if self.session.inference:
             raise OptionError(
                 "this model was compiled with inference=True: it cannot be trained",
                 hint="compile it without inference=True",
             )
-        if self.compiler.settings["autodiff"] == "native":
+        if self.session.settings["autodiff"] == "native":
             self.decisions.record("ignored", "autodiff='native': a training step differentiates the graph")
-        if self.compiler.settings["checks"] and not self.backend.capabilities.checks_indices:
+        if self.session.settings["checks"] and not self.backend.capabilities.checks_indices:
             message = "a training step looks at labels and tokens of NumPy batches, not at indices that it computes"
             self.decisions.record("ignored", f"checks=True: {message}")
         super().__init__()
@@ -278,7 +279,7 @@ class Engine(CarriedArrays):
             )
         columns = {}
         for name, x in batch.items():
-            spec = self.compiler.specs.get(name, InputSpec(name))
+            spec = self.session.specs.get(name, InputSpec(name))
             dtype = resolve_type(spec, array_type(name, x), self.backend.dtype).dtype.numpy
             columns[name] = self.backend.from_local_rows(np.asarray(self._numpy(x)).astype(dtype, copy=False))
         return columns
@@ -298,7 +299,7 @@ class Engine(CarriedArrays):
     # -- building executables ----------------------------------------------------------------------------------------
     def types(self, batch: Mapping[str, Any], *, training: bool) -> tuple[dict[str, TensorType], dict[str, TensorType]]:
         """Return the types of the model's inputs in the batch and of all columns, after dtype conversion."""
-        specs: Mapping[str, InputSpec] = self.compiler.specs
+        specs: Mapping[str, InputSpec] = self.session.specs
         actual = {n: array_type(n, x) for n, x in batch.items()}
         columns = {}
         for name, t in actual.items():
@@ -326,7 +327,7 @@ class Engine(CarriedArrays):
         key = (training, tuple(columns.items()))
         if self._traced is None or self._traced[0] != key:
             stages, types = self.augmentations.stages(columns) if training and self.augmentations else ([], columns)
-            traced = self.compiler.trace({n: types.get(n, t) for n, t in inputs.items()}, training=training)
+            traced = self.compiler.pipeline.trace({n: types.get(n, t) for n, t in inputs.items()}, training=training)
             replaced: dict[str, Value] = {}
             if stages:
                 traced, replaced = augmented(stages, traced, columns)
@@ -334,7 +335,7 @@ class Engine(CarriedArrays):
                 measured = with_loss(traced, columns, self.recipe, list(inputs), replaced)
                 self._traced = key, traced, measured
             except OptionError as error:
-                suspects = [s.misspelling for n, s in self.compiler.specs.items() if n in batch and s.misspelling]
+                suspects = [s.misspelling for n, s in self.session.specs.items() if n in batch and s.misspelling]
                 raise error.with_facts(*suspects) from None
             for message, node in broadcasts(measured):
                 advice = "bring predictions and targets to one shape, for example with targets[:, None] in the data"
@@ -346,18 +347,18 @@ class Engine(CarriedArrays):
         return with_gradients(self._fused(forward), self.recipe, self.trained, self._with_gradients)
 
     def _with_gradients(self, graph: Graph, loss: str, names: Iterable[str]) -> Graph:
-        lowers = None if self.compiler.settings["backend_map"] else self.backend.lowers
+        lowers = None if self.session.settings["backend_map"] else self.backend.lowers
         differentiated: Graph = value_and_gradients(graph, loss, names, lowers)
         return differentiated
 
     def _fused(self, forward: Graph) -> Graph:
         """Fuse a forward pass first: the gradient of a composite is better than that of its decomposition."""
-        return self.compiler.optimize(forward, only="fuse", then_gradients=True)[0]
+        return self.compiler.pipeline.optimize(forward, only="fuse", then_gradients=True)[0]
 
     def _differentiated(self, forward: Graph, with_gradients: Callable[..., Graph], *arguments: Any) -> Graph:
         """Return the optimized graph of a forward pass and its gradients, which the backend or the graph computes."""
         fused = self._fused(forward)
-        if not self.backend.differentiates(BuildOptions(self.compiler.settings)):
+        if not self.backend.differentiates(BuildOptions(self.session.settings)):
             return self._passes(with_gradients(fused, *arguments, self._with_gradients), first=True)
 
         def by_framework(graph: Graph, loss: str, names: Iterable[str]) -> Graph:
@@ -380,15 +381,9 @@ class Engine(CarriedArrays):
     def _new_step(self, key: Any, batch: Mapping[str, Any]) -> Step:
         _, measured, columns = self.traced(batch, training=True)
         forward, bounds = with_bounds(measured)
-        if self.recipe.program is not None:
-            step_graph = written(forward, self.recipe, self.trained, self._differentiator(forward))
-        else:
-            inner = self._differentiated(forward, with_gradients, self.recipe, self.trained)
-            step_graph = with_update(inner, self.recipe, self.trained, branch=self._branches())
-        graph = self._passes(step_graph, first=False)
-        add = None
-        if self.recipe.accumulate > 1:
-            add = self._build(self._passes(with_update(inner, self.recipe, self.trained, last=False), first=False))
+        full, part = self._step_graphs(forward)
+        graph = self._passes(full, first=False)
+        add = None if part is None else self._build(self._passes(part, first=False))
         step = Step(
             graph,
             self._build(graph),
@@ -406,14 +401,24 @@ class Engine(CarriedArrays):
             self.decisions.record("specialized", f"training step {len(self._steps)} for {shapes}")
         return step
 
+    def _step_graphs(self, forward: Graph) -> tuple[Graph, Graph | None]:
+        """Return the graph of a full step, and that of its earlier batches if a step consists of several."""
+        if self.recipe.program is not None:
+            return written(forward, self.recipe, self.trained, self._differentiator(forward)), None
+        inner = self._differentiated(forward, with_gradients, self.recipe, self.trained)
+        full = with_update(inner, self.recipe, self.trained, branch=self._branches())
+        if self.recipe.accumulate == 1:
+            return full, None
+        return full, with_update(inner, self.recipe, self.trained, last=False)
+
     def _new_evaluation(self, key: Any, batch: Mapping[str, Any]) -> Evaluation:
         _, measured, columns = self.traced(batch, training=False)
         bounded, bounds = with_bounds(measured)
         graph = bounded.replaced(results=tuple(r for r in bounded.results if r.role != "state"))
-        graph, _ = self.compiler.optimize(graph)
+        graph, _ = self.compiler.pipeline.optimize(graph)
         evaluation = Evaluation(
             graph,
-            self.compiler.build(graph),
+            self.compiler.builder.build(graph),
             self._converters(graph, columns),
             self._fixed(graph, batch, training=False),
             given_indices(measured),
@@ -429,40 +434,38 @@ class Engine(CarriedArrays):
         device.
         """
         on_cpu = self.backend.capabilities.family == "cpu"
-        return on_cpu and self.backend.branches(BuildOptions(self.compiler.settings))
+        return on_cpu and self.backend.branches(BuildOptions(self.session.settings))
 
     def _passes(self, graph: Graph, *, first: bool) -> Graph:
         """Run the pipeline on the forward and backward pass, then cleanup and memory passes on the full step.
 
         Passes that choose dtypes do not process the update: parameters and moments keep their storage precision.
         """
-        manager, context = self.compiler.pipeline()
-        late = ("final",)
         if first:
-            passes = [p for p in manager.passes if p.stage not in late]
-        else:
-            passes = [p for p in manager.passes if p.stage in ("clean", "canonical", *late)]
-        return PassManager(passes, check=manager.check).run(graph, context, runner=plugins.run_pass)[0]
+            return self._run_passes(graph, lambda one: one.stage != "final")
+        return self._run_passes(graph, lambda one: one.stage in ("clean", "canonical", "final"))
+
+    def _run_passes(self, graph: Graph, keep: Callable[[Pass], bool]) -> Graph:
+        manager, context = self.compiler.passes()
+        return manager.selected(keep).run(graph, context, runner=plugins.run_pass)[0]
 
     def _build(self, graph: Graph) -> Executable:
         """Build the executable, which takes ownership of all carried arrays."""
-        executable: Executable = self.compiler.build(self._shared(graph))
-        check_memory(ProgramMemory(self.backend, executable), self.compiler.settings)
+        executable: Executable = self.compiler.builder.build(self._shared(graph))
+        check_memory(ProgramMemory(self.backend, executable), self.session.settings)
         return executable
 
     def _shared(self, graph: Graph) -> Graph:
         """Decompose the graph for the backend and merge duplicates: a loss and its gradient share subexpressions."""
-        if self.compiler.settings["backend_map"]:
+        if self.session.settings["backend_map"]:
             return graph  # parts may belong to different backends, which decompose them differently
-        options = BuildOptions(self.compiler.settings, decisions=self.decisions)
+        options = BuildOptions(self.session.settings, decisions=self.decisions)
         lowered = self.backend.decomposed(graph, options)
         phases = {v: node.tags["phase"] for node in lowered.nodes if "phase" in node.tags for v in node.results}
         # CSE merges nodes with equal tags only; a value of the loss and the same one of the gradient
         # differ in their phase.
         lowered = lowered.replaced(nodes=tuple(without_phase(node) for node in lowered.nodes))
-        manager, context = self.compiler.pipeline()
-        cleanup = [p for p in manager.passes if p.stage == "clean"]
-        cleaned = PassManager(cleanup, check=manager.check).run(lowered, context, runner=plugins.run_pass)[0]
+        cleaned = self._run_passes(lowered, lambda one: one.stage == "clean")
         return cleaned.replaced(nodes=tuple(with_phase(node, phases) for node in cleaned.nodes))
 
     def _fixed(self, graph: Graph, batch: Mapping[str, Any], *, training: bool) -> dict[str, Any]:
@@ -490,9 +493,9 @@ class Engine(CarriedArrays):
         return convert
 
 
-def compiler_of(compiled: CompiledModel) -> Compiler:
+def compiler_of(compiled: CompiledModel) -> ModelCompiler:
     """Return the compiler of the model, which also compiles the step."""
-    if not isinstance(compiled.compiler, Compiler):
+    if not isinstance(compiled.compiler, ModelCompiler):
         raise OptionError(
             "cannot train this model: its logical model is not available",
             hint="compile the logical model with ml.compile",

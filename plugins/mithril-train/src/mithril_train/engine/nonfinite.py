@@ -82,7 +82,7 @@ def _first_bad(
                 watched.append(node)
         sizes = {f"size/{n.result.name}": ops.max(ops.abs(n.result)) for n in watched if n.result.shape}
     checked = builder.build({**flags, **sizes})
-    run = engine.compiler.build(checked)
+    run = engine.compiler.builder.build(checked)
     inputs = {n: engine._converter(n, t.dtype)(batch[n]) for n, t in columns.items()}
     inputs.update(engine._fixed(checked, batch, training=True))
     states = {i.name for i in checked.with_role("state")}

@@ -23,7 +23,7 @@ OPTIONS = ("parallelism", "pipeline_stages")
 
 def world_of(engine: Engine, timeout: float) -> World:
     """Return the processes over which the backend distributes a program; a backend of one device has one."""
-    settings = engine.compiler.settings
+    settings = engine.session.settings
     meshes = [getattr(engine.backend, name, None) for name in MESHES]
     if all(x is None for x in (*meshes, *(settings.get(name) for name in OPTIONS))):
         return World()
@@ -75,7 +75,7 @@ def agree(trainer: Trainer) -> None:
             "position in the data": trainer._loader_state,
             "optimizer": repr(trainer.recipe.optimizer),
             "model": trainer.compiled.name,
-            "inputs": {n: str(s) for n, s in trainer.engine.compiler.specs.items()},
+            "inputs": {n: str(s) for n, s in trainer.engine.session.specs.items()},
             "initial parameters": checksum({**params, **state}, trainer.engine._numpy),
             "callbacks": [type(c).__name__ for c in trainer._callbacks],
         },

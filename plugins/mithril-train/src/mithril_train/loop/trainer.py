@@ -126,7 +126,7 @@ class Trainer(TrainerEvaluation):
         overridden = type(self).train_step is not Trainer.train_step
         if overridden or not parts.standard or self.recipe.loss_of_part:
             self.recipe = replace(self.recipe, program=self.train_step)
-        names = list(compiler_of(self.compiled).specs)
+        names = list(self.compiled.specs)
         stages = Augmentations(augment, self.compiled.backend, names) if augment else None
         self.engine = Engine(self.compiled, self.recipe, stages)
         self._timeout = timeout
@@ -170,7 +170,7 @@ class Trainer(TrainerEvaluation):
         self.optimizer.train_step(step)
 
     def _loss(self, loss: Any, parts: Sequence[str]) -> Any:
-        outputs = list(compiler_of(self.compiled).source.outputs)
+        outputs = list(compiler_of(self.compiled).session.source.outputs)
         if isinstance(loss, Mapping):
             return as_losses(loss, outputs, parts)
         return loss if loss is None or (isinstance(loss, str) and loss in outputs) else as_measure(loss)

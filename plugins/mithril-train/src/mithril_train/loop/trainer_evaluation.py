@@ -51,7 +51,7 @@ class TrainerEvaluation(TrainerValues):
 
     @property
     def _inputs(self) -> list[str]:
-        return list(self.engine.compiler.specs)
+        return list(self.engine.session.specs)
 
     def _weight(self, batch: Mapping[str, Any]) -> float | None:
         """Return the sum of the weights of the samples of a batch, by which its mean loss counts in the epoch."""
