@@ -38,6 +38,7 @@ def run_cell(weights: Weights, run: Run, x: Tensor, initial: Any, mask: Any, siz
     """Run ``cell(inputs, states)`` over the steps; ``cell.project`` is the part that reads all steps at once."""
     v = weights.cast(x.value)
     if run.dropout and weights.training:
+        # Keras draws one mask for all steps of a call.
         ones = ops.full(shape=(v.shape[0], 1, v.shape[2]), value=1.0, dtype=v.dtype)
         v = v * ops.dropout(ones, weights.key(), p=run.dropout)
     time_first = (1, 0, *range(2, len(v.shape)))
@@ -61,6 +62,7 @@ def run_cell(weights: Weights, run: Run, x: Tensor, initial: Any, mask: Any, siz
 
     last, sequence = ops.scan(body, states, xs, reverse=run.go_backwards)
     if run.go_backwards:
+        # Keras returns the results in the order in which the steps ran.
         sequence = ops.flip(sequence, axis=0)
     if run.return_sequences:
         y = Tensor(ops.transpose(sequence, perm=time_first), mask=valid)
