@@ -8,6 +8,7 @@ import mithril as ml
 from mithril.graph.errors import GradientError, InputError, OptionError
 from mithril.models import Accuracy, Layer, Linear, Model
 from mithril_train.engine.nonfinite import NotFiniteError
+from mithril_train.step.loss_binding import as_measure
 from mithril_train.step.step_config import LossScale
 
 BATCH = {"input": X[:16], "target": Y[:16]}
@@ -354,3 +355,13 @@ def test_numpy_writes_new_values_over_the_old():
         subject.step({**BATCH, "input": BATCH["input"] * np.nan})
         subject.check_finite()
     assert all((values[n] == x).all() for n, x in arrays(subject).items() if n != "training/finite")
+
+
+def test_a_loss_of_another_framework_names_the_layer_to_write():
+    class CrossEntropyLoss:
+        def __call__(self, *args, **kwargs):
+            raise TypeError("expected tensors")
+
+    with pytest.raises(OptionError, match="CrossEntropyLoss .* cannot be a loss or metric") as caught:
+        as_measure(CrossEntropyLoss())
+    assert caught.value.hint == "write ml.models.CrossEntropy()"

@@ -135,6 +135,7 @@ def _declare(
 
 
 def op(
+    function: Callable[..., Any] | None = None,
     *,
     shape: Callable[..., Any] | None = None,
     dtype: Callable[..., Any] | None = None,
@@ -154,8 +155,18 @@ def op(
     and attributes. Undeclared, it is the sum over the body of a composite, that of a product by its axes, else one.
     ``canonical(types, attributes)`` canonicalizes attributes, for example a ``-1`` in a shape, before any other use.
     Declare the gradient afterwards with ``@name.vjp`` or ``name.no_vjp("reason")``.
+
+    ``@op(shape=broadcast, dtype=floating)``, with rules of ``mithril.graph``, declares an element-wise operation, and
+    ``vjp(g, y, x)`` returns a tuple with the cotangent of each operand.
     """
     place = _place()
+    if function is not None:
+        called = name or getattr(function, "__name__", str(function))
+        raise OperationError(
+            f"@op of '{called}' needs a shape rule and a dtype rule",
+            facts=[place, "rules of mithril.graph: broadcast, like, floating, always(dtype)"],
+            hint="write @op(shape=broadcast, dtype=floating), or @composite for a function of other operations",
+        )
     rules = {"shape_rule": shape, "dtype_rule": dtype, "infer_rule": infer, "canonical_rule": canonical, "cost": flops}
 
     def declare(function: Callable[..., Any]) -> Op:

@@ -11,7 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from mithril.graph import MithrilError, OperationError, OptionError, Value, closest, operation, operations, unknown
+from mithril.graph import (
+    LAYERS,
+    MithrilError,
+    OperationError,
+    OptionError,
+    Value,
+    closest,
+    name_here,
+    operation,
+    operations,
+    unknown,
+)
 from mithril.models import (
     AUC,
     Accuracy,
@@ -32,6 +43,7 @@ from mithril.models import (
 )
 
 MATRIX = 400  # numbers of a metric in a row of the history, such as a confusion matrix of 20 classes
+MEASURES = "a function of values, an operation or its name, a layer without parameters"
 SAMPLE_WEIGHT = "sample_weight"  # the column with a weight per sample, or per element of a sequence
 
 
@@ -249,10 +261,18 @@ def as_measure(source: Any, name: str = "") -> ScalarFunction:
             for p in inspect.signature(source).parameters.values()
             if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
-        return ScalarFunction(name or getattr(source, "__name__", type(source).__name__), tuple(layer_inputs), source)
+        called = getattr(source, "__name__", type(source).__name__)
+        if not layer_inputs:  # such as the losses of PyTorch, whose call takes *args and computes on its tensors
+            layer = name_here(called, LAYERS)
+            raise OptionError(
+                f"{called} of {getattr(source, '__module__', 'unknown')} cannot be a loss or metric",
+                facts=["it names no parameters", "accepted: " + MEASURES],
+                hint=f"write ml.models.{layer}()" if layer else "write a function of values with operations of ml.ops",
+            )
+        return ScalarFunction(name or called, tuple(layer_inputs), source)
     raise OptionError(
         f"'{source!r}' is not a loss or metric",
-        facts=["accepted: a function of values, an operation or its name, a layer without parameters"],
+        facts=["accepted: " + MEASURES],
     )
 
 
