@@ -69,9 +69,13 @@ class Pipeline:
         wrt = kind.wrt if kind.wrt is not None else default_wrt(traced) if kind.of else ()
         derivatives: Sequence[Output] = ()
         if kind.of and subject is not None:
+            # The framework adds these results when it builds: here they are declared, so that calls know
+            # their names and types.
             derivatives = [result("gradient", name, traced.input(name).value) for name in wrt]
         elif kind.of:
             graph, derivatives = self.differentiate(graph, kind.of, wrt)
+        # Rules with other gradients, such as that of a maximum at a tie, do not apply where a framework
+        # differentiates the result.
         graph, report = self.optimize(graph, then_gradients=subject is not None)
         self.progress.stage("optimize", graph)
         note_target_memory(graph, session.target, session.decisions)
@@ -117,6 +121,7 @@ class Pipeline:
         lowers = None if self.session.settings["backend_map"] else self.session.backend.lowers
         after = gradients(before, of, wrt, lowers)
         self.progress.stage("gradients", after)
+        # The new results follow those of the graph.
         return after, after.results[len(before.results) :]
 
     def optimize(self, graph: Graph, only: str = "", *, then_gradients: bool = False) -> tuple[Graph, PipelineReport]:

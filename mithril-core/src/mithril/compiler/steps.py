@@ -62,6 +62,8 @@ def _compile(
         for keyword, readers in foreign.items():
             message = f"nothing on backend '{instance.name}' reads the option {keyword}, which is for: {readers}"
             decisions.record("ignored", message)
+    # Advice comes before the context exists: observers and cache keys see the options that are in
+    # force.
     for origin, advice in plugins.advise(model, instance, settings, options):
         applicable |= advice
         settings = resolve_options(applicable)
@@ -72,7 +74,7 @@ def _compile(
     observers.begin()
     try:
         compiled = _compiled_model(Session(context, settings, deadline, observers), observers)
-    except BaseException as error:
+    except BaseException as error:  # observers get an end for each begin, also after Ctrl-C
         observers.end(None, error)
         raise
     observers.end(compiled, None)
@@ -119,6 +121,8 @@ def _prepare(compiled: CompiledModel, compiler: ModelCompiler) -> None:
         else:
             compiled.prepare(types)
     except DTypeError:
+        # Only a dtype that was guessed may be wrong without an error of the user; if tracing succeeds,
+        # the types are right, and the error has another cause.
         if not assumed or compiler.can_trace(types):
             raise
         names = ", ".join(f"'{name}'" for name in assumed)
@@ -146,6 +150,8 @@ class ModelCompiler:
             if cached is not None:
                 self.observers.stage("cached", None)
                 return cached
+            # Decisions of this program are stored with it, so that a program from the cache explains
+            # itself as well.
             num_decisions = len(session.decisions)
             graphs = self.pipeline.graphs(request)
             with exact_sizes_saved(cache, request):
@@ -277,6 +283,7 @@ class ModelCompiler:
         """Let layers take unknown sizes from parameters of these shapes; return whether the model has layers."""
         has_layers = learn(self.session.source, shapes)
         if self.session.cache is not None:
+            # The keys of cached programs contain the sizes that the model has learned.
             self.session.cache.refresh()
         return has_layers
 

@@ -104,7 +104,7 @@ def leaves_of(x: Any, trees: Trees) -> tuple[Any, Array]:
             holds = ops.logical_or(holds, ops.logical_and(goes, ops.isnan(value)))
         # Siblings are adjacent, so that one table of first children is read: 1,000 rows of 100 trees
         # took 1.8 ms on C in place of 10 ms, also because positions known in bounds are not clamped
-        # (c12adea9, benchmarks/bench_trees.py).
+        # (c12adea9).
         node = ops.take(children, node, axis=0) + ops.cast(holds, dtype="int32")
     return node, order
 
