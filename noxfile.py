@@ -89,7 +89,7 @@ def generate(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Run all benchmarks of the documentation, or selected ones: ``nox -s bench -- plugins``."""
-    install(session, *map(str, DISTRIBUTIONS), "optax", "scikit-learn")
+    install(session, *map(str, DISTRIBUTIONS), "mpmath", "optax", "scikit-learn")
     names = session.posargs or sorted(path.stem.removeprefix("bench_") for path in ROOT.glob("benchmarks/bench_*.py"))
     for name in names:
         session.run("python", f"benchmarks/bench_{name}.py")

@@ -121,10 +121,10 @@ def mirrors(file: Path, table: dict[str, list[str]]) -> list[str]:
             return tests
     folder = file.relative_to(distribution / "src").parent.parts[1:]
     places = [distribution.joinpath("tests", *folder), distribution / "tests"]
-    mirroring = next((tests for place in places if (tests := sorted(place.glob(f"test_{file.stem}*.py")))), [])
-    if not mirroring:
-        sys.exit(f"no test mirrors {file}: name its tests in tools/mutants.toml")
-    return [str(test) for test in mirroring]
+    for place in places:
+        if mirroring := sorted(place.glob(f"test_{file.stem}*.py")):
+            return [str(test) for test in mirroring]
+    sys.exit(f"no test mirrors {file}: name its tests in tools/mutants.toml")
 
 
 def run(tests: list[str], overlay: Path, limit: float | None) -> str:
@@ -154,6 +154,7 @@ def run(tests: list[str], overlay: Path, limit: float | None) -> str:
 
 def survivors(file: Path, settings: argparse.Namespace, table: dict[str, dict]) -> int:
     """Try the changes of one file; print and count those that survive."""
+    distribution = distribution_of(file)
     tests = settings.tests or mirrors(file, table.get("tests", {}))
     equivalent = next((v for k, v in table.get("equivalent", {}).items() if Path(k).resolve() == file), {})
     selected = [mutation for mutation in mutations(file.read_bytes()) if mutation.label not in equivalent]
@@ -161,14 +162,15 @@ def survivors(file: Path, settings: argparse.Namespace, table: dict[str, dict]) 
     if settings.sample is not None and settings.sample < count:
         selected = random.Random(settings.seed).sample(selected, settings.sample)
     with tempfile.TemporaryDirectory() as folder:
-        sources, overlay = distribution_of(file) / "src", Path(folder) / "src"
+        sources, overlay = distribution / "src", Path(folder) / distribution.name / "src"
         shutil.copytree(sources, overlay, ignore=shutil.ignore_patterns("__pycache__"))
+        for other in {*distribution.parent.iterdir()} - {distribution}:  # data files of the clone
+            Path(folder, other.name).symlink_to(other)
         copy = overlay / file.relative_to(sources)
-        began = time.monotonic()
+        outcomes, began = [], time.monotonic()
         if run(tests, overlay, None) != "survived":
             sys.exit(f"the tests of {file} fail without a change: {' '.join(tests)}")
         limit = ALLOWED * (time.monotonic() - began) + SLACK
-        outcomes = []
         for mutation in sorted(selected):
             for stale in copy.parent.glob(f"__pycache__/{copy.stem}.*"):
                 stale.unlink()  # its time and size may be those of the changed source
@@ -176,8 +178,8 @@ def survivors(file: Path, settings: argparse.Namespace, table: dict[str, dict]) 
             outcomes.append(run(tests, overlay, limit))
             if outcomes[-1] == "survived" or settings.verbose:
                 print(f"{file}:{mutation.line}: {outcomes[-1]}: {mutation.label}", flush=True)
-    alive = outcomes.count("survived")
-    print(f"{file}: {len(selected)} of {count} changes, {alive} survive, {outcomes.count('time')} end by the limit")
+    alive, late = outcomes.count("survived"), outcomes.count("time")
+    print(f"{file}: {len(selected)} of {count} changes, {alive} survive, {late} end by the limit")
     return alive
 
 

@@ -41,7 +41,7 @@ NO_STEPS = "it is piecewise constant"
 
 
 # -- references missing in NumPy ----------------------------------------------------------------------------------
-_erf64 = np.frompyfunc(math.erf, 1, 1)
+_erf64, _erfc64 = np.frompyfunc(math.erf, 1, 1), np.frompyfunc(math.erfc, 1, 1)
 
 
 def _erf(x: Array) -> Array:
@@ -57,8 +57,8 @@ TAIL = (-2.00214257e-04, 1.00950558e-04, 1.34934322e-03, -3.67342844e-03, 5.7395
 
 def _erfinv(x: Array) -> Array:
     kind = np.float64 if x.dtype == np.float64 else np.float32
-    z = x.astype(kind)
-    w = -np.log1p(-z * z)
+    z = np.abs(x.astype(kind))
+    w = -np.log((kind(1) - z) * (kind(1) + z))  # 1 - z is exact near 1, where 1 - z * z would lose digits
     central, tail = w - kind(2.5), np.sqrt(np.maximum(w, 0)) - kind(3)
     inner, outer = np.full_like(z, CENTRAL[0]), np.full_like(z, TAIL[0])
     for a, b in zip(CENTRAL[1:], TAIL[1:], strict=True):
@@ -66,8 +66,9 @@ def _erfinv(x: Array) -> Array:
     y = np.where(w < 5, inner, outer) * z
     if kind is np.float64:
         for _ in range(2):  # two Newton steps refine the single-precision result to double precision
-            y = y - np.where(np.isfinite(y), (_erf(y) - z) / (2 / math.sqrt(math.pi) * np.exp(-y * y)), 0)
-    return np.asarray(np.where(np.abs(z) == 1, z * np.inf, y), dtype=x.dtype)
+            excess = np.where(z < 0.5, _erf(y) - z, (1 - z) - _erfc64(y).astype(np.float64))  # erf(y) - z
+            y = y - np.where(np.isfinite(y), excess / (2 / math.sqrt(math.pi) * np.exp(-y * y)), 0)
+    return np.asarray(np.copysign(np.where(z == 1, np.inf, y), x), dtype=x.dtype)
 
 
 def _sign(x: Array) -> Array:

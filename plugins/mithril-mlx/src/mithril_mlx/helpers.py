@@ -40,6 +40,20 @@ def erf(x):
     return mx.where(mx.abs(z) < 0.5, z * total * 1.1283791670955126, mx.erf(z)).astype(x.dtype)
 
 
+def sine(x, shift):
+    """Return sin(x), or cos(x) for a shift of 0.5; MLX 0.32 loses digits far from 0, so reduce x in float64."""
+    direct = mx.cos(x) if shift else mx.sin(x)
+    if x.dtype != mx.float32 or mx.default_device() != mx.cpu:
+        return direct
+    z = x.astype(mx.float64)
+    k = mx.round(z * 0.3183098861837907 - shift)
+    turns = k + shift
+    rest = z - turns * 3.141592651605606 - turns * 1.984187159361080883e-9  # pi: the first product is exact
+    sign = (1.0 - 2.0 * (k - 2.0 * mx.floor(k * 0.5))) * (1.0 - 4.0 * shift)
+    reduced = mx.sin(rest.astype(mx.float32)) * sign.astype(mx.float32)
+    return mx.where(mx.abs(x) < 1048576.0, reduced, direct)  # from 2**20 on, the first product is rounded
+
+
 def masked(x, condition):
     """Return x where the condition holds, else 0: on the CPU multiplying the bits is 6x faster than ``mx.where``."""
     if mx.default_device() != mx.cpu:

@@ -60,7 +60,13 @@ table.row("where", "mx.where({condition}, {a}, {b})")
 @table.function("sin")
 def _sin(call: Call) -> str:
     """Return the sine, for which MLX loses the sign of zero."""
-    return f"mx.where({call.array('x')} == 0, {call.array('x')}, mx.sin({call.array('x')}))"
+    x = call.array("x")
+    return f"mx.where({x} == 0, {x}, {call.helper(helpers.sine)}({x}, 0.0))"
+
+
+@table.function("cos")
+def _cos(call: Call) -> str:
+    return f"{call.helper(helpers.sine)}({call.array('x')}, 0.5)"
 
 
 table.helper(helpers.erf)

@@ -44,9 +44,9 @@ def erf(x):
 def erfinv(x):
     """Compute the inverse of erf: Giles' polynomials, with two Newton steps in double precision."""
     kind = np.float64 if x.dtype == np.float64 else np.float32
-    z = x.astype(kind)
+    z = np.abs(x.astype(kind))
     with np.errstate(all="ignore"):
-        w = -np.log1p(-z * z)
+        w = -np.log((kind(1) - z) * (kind(1) + z))  # 1 - z is exact near 1, where 1 - z * z would lose digits
         a, b = w - kind(2.5), np.sqrt(np.maximum(w, 0)) - kind(3)
         inner, outer = kind(2.81022636e-08), kind(-2.00214257e-04)
         for c in (
@@ -73,9 +73,13 @@ def erfinv(x):
             outer = kind(c) + outer * b
         y = np.where(w < 5, inner, outer) * z
         if kind is np.float64:
+            import math
+
             for _ in range(2):
-                y = y - np.where(np.isfinite(y), (erf(y) - z) / (1.1283791670955126 * np.exp(-y * y)), 0)
-        return np.where(np.abs(z) == 1, z * np.inf, y).astype(x.dtype)
+                rest = np.asarray(np.frompyfunc(math.erfc, 1, 1)(y), dtype=np.float64)
+                excess = np.where(z < 0.5, erf(y) - z, (1 - z) - rest)  # erf(y) - z
+                y = y - np.where(np.isfinite(y), excess / (1.1283791670955126 * np.exp(-y * y)), 0)
+        return np.copysign(np.where(z == 1, np.inf, y), x).astype(x.dtype)
 
 
 def power(a, b):

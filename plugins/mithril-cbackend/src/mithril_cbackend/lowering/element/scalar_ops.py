@@ -256,8 +256,10 @@ def _erfinv(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     def c(value: float) -> t.Expr:
         return one(kind, value)
 
-    squared = x * c(-1.0) * x
-    w = code.let(apply(code, ops.log1p, [squared], kind, {}) * c(-1.0), "w")
+    z = code.let(t.intrinsic("abs", x), "z")
+    # 1 - z is exact near 1, where 1 - z * z would lose digits.
+    product = (c(1.0) - z) * (c(1.0) + z)
+    w = code.let(apply(code, ops.log, [product], kind, {}) * c(-1.0), "w")
     central = code.let(w - c(2.5))
     positive = t.select(w > c(0.0), w, c(0.0))
     tail = code.let(t.intrinsic("sqrt", positive) - c(3.0))
@@ -265,17 +267,17 @@ def _erfinv(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     for a, b in zip(CENTRAL[1:], TAIL[1:], strict=True):
         inner = c(a) + inner * central
         outer = c(b) + outer * tail
-    y = code.let(t.select(w < c(5.0), inner, outer) * x, "y")
+    y = code.let(t.select(w < c(5.0), inner, outer) * z, "y")
     if kind.bits == 64:
         for _step in range(2):
             slope = t.libm("exp", y * c(-1.0) * y)
-            step = (t.libm("erf", y) - x) / (c(1.1283791670955126) * slope)
+            excess = t.select(z < c(0.5), t.libm("erf", y) - z, (c(1.0) - z) - t.libm("erfc", y))  # erf(y) - z
+            step = excess / (c(1.1283791670955126) * slope)
             finite = t.intrinsic("abs", y) < c(float("inf"))
             y = code.let(y - t.select(finite, step, c(0.0)), "y")
-    edge = t.equal(t.intrinsic("abs", x), c(1.0))
-    is_outside = t.intrinsic("abs", x) > c(1.0)
-    y = t.select(edge, x * c(float("inf")), y)
-    return t.select(is_outside, c(float("nan")), t.select(t.isnan(x), x, y))
+    y = t.select(t.equal(z, c(1.0)), c(float("inf")), y)
+    y = t.select(x < c(0.0), y * c(-1.0), t.select(t.equal(x, c(0.0)), x, y))
+    return t.select(z > c(1.0), c(float("nan")), t.select(t.isnan(x), x, y))
 
 
 # -- comparisons, logic, bits -------------------------------------------------------------------------------------
