@@ -89,8 +89,11 @@ class Evaluation:
         program, arrays, checked, arguments = self.prepared(actual, params, state, kind, bound)
         if differentiated:
             arguments.update(self._cotangents(program, cotangents, differentiated, arrays))
+        # The program overwrites states that it updates in place, and the caller keeps its arrays.
         arguments.update({n: self.backend.copied(arguments[n]) for n in program.interface.donated})
         results = self._run(program, checked, arguments)
+        # A repeated call skips checks and conversions, so that only calls whose arguments needed none
+        # are recorded.
         plain = state is None and not program.interface.states and not self.watching
         if plain and checked is params and isinstance(params, dict) and _are_same(arrays, inputs):
             if not differentiated and not train:

@@ -72,7 +72,7 @@ class Observers(Progress):
         if self.watching_now:
             start, self._mark = self._mark, time.perf_counter()
             self._notify("stage", name, graph, start, self._mark - start)
-            self._mark = time.perf_counter()
+            self._mark = time.perf_counter()  # the time of observers belongs to no stage
         plugins.compile_stage(self.context, name, graph)
 
     def passed(self, name: str, before: Graph, after: Graph, start: float, seconds: float) -> None:

@@ -130,6 +130,7 @@ class Parameters:
         if self._interface is not None or self.input_types is not None or not isinstance(arrays, Mapping):
             return False
         try:
+            # False: where a size is unknown, the property raises an error.
             return self.interface is None
         except (ModelError, ShapeError):
             return self.source.learn({n: tuple(x.shape) for n, x in arrays.items() if hasattr(x, "shape")})
@@ -302,6 +303,7 @@ class Parameters:
         if not rows:
             return {}
         batch = rows[0][0]
+        # The axes that grow with one row more are those of the rows.
         more = {
             n: TensorType(t.dtype, (batch + 1, *t.shape[1:])) if t.shape[:1] == (batch,) else t
             for n, t in types.items()
@@ -335,6 +337,7 @@ class Parameters:
             missing_or_unknown("parameter", expected, params)
             if release:
                 self._check_shapes(params)
+                # Quantized weights of GGUF files are views of these files already (ca1532e8).
                 quantized = {n: params.pop(n) for n in expected if self._reads(params[n])}  # type: ignore[attr-defined]
                 params = {**moved_to_file(params, self.folder), **quantized}  # type: ignore[arg-type]  # a MutableMapping
             params = self._readable(params)
