@@ -19,7 +19,7 @@ from notebooks import markdown_of, stored
 DOCS = Path(__file__).parent
 PROJECT = DOCS.parent
 
-GUIDES = ("compiling", "optimizing", "training", "data", "derivatives", "deploying", "models")
+GUIDES = ("recipes", "compiling", "optimizing", "training", "data", "derivatives", "deploying", "models")
 GUIDES += ("mathematics", "looking", "trust", "mlx-utilities")
 PLACED = {*GUIDES, "start", "writing-plugins", "plugins", "operations", "architecture", "benchmarks"}
 PLACED |= {"semantics", "errors", "options", "cli"}  # every other page of the folder is a guide
@@ -29,6 +29,10 @@ REFERENCE = {  # kind -> folder of its pages; the other kinds are one page each,
     "class": "names",
 }
 ONE_PAGE = {"option": "options", "pass": "passes", "hook": "hooks", "error": "errors"}
+# Weights of pages in the search, by the beginning of their place: guides come before the reference, decisions last.
+GUIDE_WEIGHT = 4
+WEIGHTS = {"decisions/": 0.05, "changelog": 0.1, "contributing": 0.2, "how-to/": 0.3, "reference/": 1, "examples/": 0.5}
+WEIGHTS |= {"distributions/": 1, "recipes": 12, "start": 6}
 Nav = list[Any]
 
 
@@ -88,7 +92,8 @@ class Site:
         """Write a page and return its place."""
         path = self.pages / place
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_table_bars(text), encoding="utf-8")
+        boost = next((weight for start, weight in WEIGHTS.items() if place.startswith(start)), GUIDE_WEIGHT)
+        path.write_text(f"---\nsearch:\n  boost: {boost}\n---\n\n{_table_bars(text)}", encoding="utf-8")
         return place
 
     def page(self, path: Path, place: str) -> str:
