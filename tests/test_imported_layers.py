@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -101,7 +103,65 @@ def from_torch(module: type, name: str, example: Any) -> Callable[[], Any]:
     return load
 
 
+class Encoder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = torch.nn.Embedding(20, 8)
+        self.layer = torch.nn.ModuleList([Block(8), Block(8)])
+        self.head = torch.nn.Linear(8, 5)
+
+    def forward(self, ids: Any) -> Any:
+        x = self.embeddings(ids)
+        for block in self.layer:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def from_onnx() -> Any:
+    """Return the model of a file that PyTorch exports."""
+    pytest.importorskip("mithril_onnx")
+    torch.manual_seed(0)
+    file = io.BytesIO()
+    example = (torch.from_numpy(IDS),)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the older exporter, whose nodes are named by scopes, is deprecated
+        torch.onnx.export(Encoder().eval(), example, file, dynamo=False, input_names=["ids"], output_names=["y"])
+    return ml.from_onnx(file.getvalue())
+
+
+def perceptron(params: Any, x: Any) -> Any:
+    """Return the results of a function of JAX: the first layer in a named scope, others known by their parameters."""
+    import jax
+
+    with jax.named_scope("first"):
+        x = x @ params["first"]["kernel"] + params["first"]["bias"]
+    for layer in params["layers"]:
+        x = jax.nn.relu(x @ layer["kernel"] + layer["bias"])
+    return x @ params["head"]["w"]
+
+
+def from_jax() -> Any:
+    pytest.importorskip("mithril_jax")
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> Any:
+        return rng.normal(0, 0.5, shape).astype(np.float32)
+
+    first, *layers = ({"kernel": normal(8, 8), "bias": normal(8)} for _ in range(3))
+    params = {"first": first, "layers": layers, "head": {"w": normal(8, 3)}}
+    return ml.from_jax(perceptron, ROWS, params=params)
+
+
+ROWS = np.random.default_rng(1).normal(0, 1, (4, 8)).astype(np.float32)
 CASES = {
+    "jax": Case(from_jax, "x", ROWS, {"first", "layers", "layers.1", "head"}, ["first", "layers.?", "head"]),
+    "onnx": Case(
+        from_onnx,
+        "ids",
+        IDS,
+        {"embeddings", "layer.1", "layer.0.attn.c_attn", "layer.1.mlp.2", "head"},
+        ["*.c_attn", "*.c_proj", "*.mlp.[02]", "head", "embeddings"],
+    ),
     "gpt": Case(
         from_torch(Gpt, "ids", IDS),
         "ids",

@@ -93,12 +93,12 @@ class ImportedLayer(Layer):
             )
 
     def build(self, *values: Any) -> Any:
-        run = _run.get()
-        if run is None:
+        if _run.get() is None:
             raise ModelError(
                 f"{self!r} runs within the imported model only",
                 hint="compile the model with outputs=['" + self.path + "']",
             )
+        run = Run.current()
         return run.interpret(self, run.calls[self.path], values)
 
 
@@ -121,6 +121,13 @@ class Run(ABC):
         self.path, self.scope = root.context.path, root.context.parameter_scope
         self.calls: dict[str, Region] = {}  # path of a layer -> the call that runs
         self.is_changed = False  # whether a layer ran that is not of the source, so sizes may differ from those there
+
+    @staticmethod
+    def current() -> Run:
+        """Return the run whose layers are being built."""
+        run = _run.get()
+        assert run is not None
+        return run
 
     @abstractmethod
     def execute(self, source: Any) -> None:
@@ -145,7 +152,8 @@ class Run(ABC):
             self.calls[item.scope.path] = item
             operands = tuple(self.values[name] for name in item.reads)
             built = layer.context.call(layer.part(item.scope.path), operands, {}, layer.location)
-            results = built if isinstance(built, (tuple, list)) else (built,)
+            # a sequence of ONNX is one value, and a list
+            results = built if isinstance(built, tuple) or len(item.results) != 1 else (built,)
             self.values.update(zip(item.results, results, strict=True))
             if item.scope.path in layer.replaced:
                 self.is_changed = True

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mithril import ops
 from mithril.models import Conv1d, Conv2d, Conv3d, Embedding, Layer, LayerNorm, Linear
-from mithril_importing.regions import Param, Read, Region
+from mithril_importing.regions import Operation, Param, Read, Region
 
 Shapes = Mapping[str, tuple[int, ...]]
 CONVOLUTIONS: Mapping[str, Any] = {"conv1d": Conv1d, "conv2d": Conv2d, "conv3d": Conv3d}
@@ -60,7 +60,7 @@ def known_layer(shapes: Shapes) -> Callable[[str, Sequence[Region]], Layer | Non
 
 
 def _match(path: str, region: Region, shapes: Shapes) -> Match | None:
-    operations = list(region.operations())
+    operations = _without_broadcasts(list(region.operations()))
     if len(region.reads) != 1 or len(region.results) != 1:
         return None
     if [o.kind for o in operations] == ["matmul", "add"]:
@@ -87,6 +87,17 @@ def _match(path: str, region: Region, shapes: Shapes) -> Match | None:
     if operation.kind in CONVOLUTIONS:
         return _convolution(path, CONVOLUTIONS[operation.kind], *operands, shapes=shapes)
     return None
+
+
+def _without_broadcasts(operations: list[Operation]) -> list[Operation]:
+    """Leave out broadcasts of parameters: other operations read the parameter itself."""
+    names = {Read(o.results[0]): o.operands[0] for o in operations if o.kind == "broadcast"}
+    aliases = {read: operand for read, operand in names.items() if isinstance(operand, Param)}
+    return [
+        replace(o, operands=tuple(aliases.get(x, x) for x in o.operands))
+        for o in operations
+        if not (o.kind == "broadcast" and isinstance(o.operands[0], Param))
+    ]
 
 
 def _linear(path: str, x: Any, w: Any, b: Any, shapes: Shapes, *, input_major: bool = False) -> Match | None:

@@ -152,7 +152,8 @@ def merge(model: Layer, params: Mapping[str, Any]) -> dict[str, np.ndarray[Any, 
         raise ModelError("the model has no LoRA to merge", facts=[repr(model)])
     for path, layer in layers.items():
         assert isinstance(layer, LowRankLinear | LowRankWeight)
-        names = [f"{path}.{n}" for n in (layer.settings.target, "lora_a", "lora_b")]
+        target = layer.inner.weight_name if isinstance(layer.inner, Linear) else layer.settings.target
+        names = [f"{path}.{n}" for n in (target, "lora_a", "lora_b")]
         missing = [n for n in names if n not in arrays]
         if missing and not arrays.keys().isdisjoint(names):
             raise ModelError(f"parameter '{missing[0]}' is missing", facts=[f"parameters of '{path}'"])

@@ -189,22 +189,38 @@ class Importer:
         self.depth = 0
         self.written = len(file.proto.graph.node)
         self.nodes = self.memory = 0  # imported so far: nodes, bytes of nodes in functions and of folded constants
+        self.is_changed: Callable[[], bool] = lambda: False  # whether a layer is not that of the file
         self.open_equalities: dict[str, tuple[Any, Any]] = {}  # by result: sizes whose equality is not known
 
     # -- graphs ------------------------------------------------------------------------------------------------------
-    def run(self, graph: Any, env: dict[str, Any], path: str = "") -> list[Any]:
-        """Import the nodes of a graph and return its outputs."""
+    def run(
+        self,
+        graph: Any,
+        env: dict[str, Any],
+        path: str = "",
+        order: Callable[[Callable[[int], None]], Any] | None = None,
+    ) -> list[Any]:
+        """Import the nodes of a graph and return its outputs; ``order`` calls a function with their positions."""
         # Recursion of Python has a limit, too, but its error names neither the file nor a remedy.
         check_limit("depth", self.depth, f"'{self.file.name}' nests {self.depth} graphs or functions")
         self.depth += 1
         try:
             self._initializers(graph, env)
             declared = declared_types(self.file.proto.graph if self.depth == 1 else graph)
-            for k, node in enumerate(graph.node):
+
+            def import_node(k: int) -> None:
+                node = graph.node[k]
                 self.step(node, env, path, k)
                 for name in node.output:
-                    if name in declared and not self.rows_of.axes:  # bounded rows are more than the declared ones
+                    # bounded rows are more than the declared ones, and a replaced layer may have other sizes
+                    if name in declared and not self.rows_of.axes and not self.is_changed():
                         compare(self.file, node, name, env[name], declared[name])
+
+            if order is None:
+                for k in range(len(graph.node)):
+                    import_node(k)
+            else:
+                order(import_node)
             return [self.lookup(o.name, env, f"output '{o.name}'") for o in graph.output]
         finally:
             self.depth -= 1
@@ -244,7 +260,8 @@ class Importer:
         builder = Builder.current()
         origin = builder.origin
         layer = origin.path
-        inner = Origin(f"{layer}.{layer_path}" if layer else layer_path, origin.file, origin.line)
+        place = layer_path.rpartition("/")[2] if module_of(layer_path) else layer_path
+        inner = Origin(f"{layer}.{place}" if layer else place, origin.file, origin.line)
         try:
             with builder.at(inner, builder.tags):
                 results = self._results(node, env, layer_path)
@@ -486,6 +503,11 @@ def _check_call(row: Row, operands: Sequence[Any], attributes: Mapping[str, Any]
             raise OperationError(
                 f"{row.name}: the attribute '{name}' is {value!r:.60}", facts=[f"expected: {type(default).__name__}"]
             )
+
+
+def module_of(name: str) -> list[str]:
+    """Return the names of the modules around a node that is named by its scope: ``/encoder/layer.0/MatMul``."""
+    return name.strip("/").split("/")[:-1] if name.startswith("/") else []
 
 
 def unsupported(node: Any) -> UnsupportedError:

@@ -24,9 +24,12 @@ from mithril.graph import (
     dtype as as_dtype,
 )
 from mithril.models import Layer, Model
+from mithril_importing.layers import ImportedLayer, Run
+from mithril_importing.patterns import known_layer
 from mithril_onnx import operators as _operators  # noqa: F401  (registers the rows)
 from mithril_onnx.importer import MISTAKES, Importer, custom_rows
 from mithril_onnx.reading import OnnxFile, declared_shape, identifier, path_name, read
+from mithril_onnx.regions import GraphRun, module_names, region_of
 from mithril_onnx.support import check_supported
 from mithril_onnx.table import OPERATORS, Row, canonical_domain
 from mithril_onnx.tensors import Array, dtype_of_code
@@ -80,9 +83,10 @@ def _uses(file: OnnxFile, graph: Any, rows: Mapping[tuple[str, str], Row]) -> It
 BOUNDED = ("NonMaxSuppression", "NonZero")
 
 
-class OnnxGraph(Layer):
+class OnnxGraph(ImportedLayer):
     """The nodes of an ONNX graph as a layer."""
 
+    scalars = False
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
@@ -117,10 +121,15 @@ class OnnxGraph(Layer):
         check_supported(file, graph, rows)
         self.roles = roles_of(file, graph, rows, {*constants, *(i.name for i in self.declared)})
         variables = [n for n, role in self.roles.items() if role != "constant"]
-        self.paths = unique_names(variables, path_name)
+        modules = module_names(graph, variables)
+        self.paths = unique_names(variables, lambda name: modules.get(name) or path_name(name))
         self.pretrained = {self.paths[n]: file.arrays[n] for n in variables}
         if any(o.type.WhichOneof("value") not in ("tensor_type", None) for o in graph.output):
             self.outputs = self._elements()
+        shapes = {self.paths[n]: tuple(file.arrays[n].shape) for n in variables}
+        parameters = {n: self.paths[n] for n in variables if self.roles[n] == "param"}
+        region = region_of(graph, [i.name for i in self.declared], parameters)
+        super().__init__("", [region], known_layer(shapes))
         self.bounded = _bounded_results(graph, bounds)
         self.outputs = (*self.outputs, *(f"{identifier(name)}_rows" for name in self.bounded))
 
@@ -128,7 +137,16 @@ class OnnxGraph(Layer):
         functions = tuple((n, f.__module__, f.__qualname__, id(f)) for n, f in self.operators.items())
         constants = tuple((n, np.asarray(a).tobytes()) for n, a in self.constants.items() if not isinstance(a, list))
         mapped = tuple(self.file.arrays[n] for n in sorted(self.file.mapped) if self.roles.get(n) == "constant")
-        return (self.file.digest, mapped, self.bounds, self.inputs, self.outputs, functions, constants)
+        return (
+            self.file.digest,
+            mapped,
+            self.bounds,
+            self.inputs,
+            self.outputs,
+            functions,
+            constants,
+            tuple(self.layers),
+        )
 
     def expects(self, terminal: str) -> Any:
         declared = next(i for i in self.declared if self.source_names[i.name] == terminal)
@@ -157,13 +175,27 @@ class OnnxGraph(Layer):
         env: dict[str, Any] = dict(zip(self.source_names, inputs, strict=True))
         for name, value in self.constants.items():
             env[name] = value if isinstance(value, list) or value is None else np.asarray(value)
+        order = None if isinstance(weights, Unbound) else self._by_layers(importer, env)
         with damage(self.file.name):
-            results = importer.run(self.graph.proto, env)
+            results = importer.run(self.graph.proto, env, order=order)
         return [*results, *(importer.rows_of.numbers[name] for name in getattr(self, "bounded", ()))]
+
+    def _by_layers(self, importer: Importer, env: dict[str, Any]) -> Callable[[Callable[[int], None]], None]:
+        """Return a function that imports the nodes in the layers of their modules."""
+        region = self.regions[0]
+
+        def order(import_node: Callable[[int], None]) -> None:
+            run = GraphRun(self, env, import_node)
+            importer.is_changed = lambda: run.is_changed
+            with run.active():
+                run.interpret(self, region, [env[name] for name in region.reads])
+
+        return order
 
     # -- weights, for the importer -----------------------------------------------------------------------------------
     def weight(self, name: str, array: Array) -> Value:
-        return self.param(self.paths[name], array.shape, dtype=array.dtype)
+        run = Run.current()
+        return run.parameter(self.paths[name], array.shape, array.dtype)
 
     def statistic(self, name: str, array: Array) -> Value:
         return self.state(self.paths[name], array.shape, dtype=array.dtype)

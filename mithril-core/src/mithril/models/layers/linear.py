@@ -21,6 +21,7 @@ class Linear(Layer):
     """
 
     weights = ("weight", "bias")
+    weight_name = "weight"  # of the parameter, which imported layers name as their source
     input_major = False  # whether the weight is [in, out]
 
     def __init__(

@@ -13,10 +13,13 @@ import jax
 import numpy as np
 
 from mithril.graph import InputError, UnsupportedError
-from mithril.models import IOKey, Layer, Model
+from mithril.models import IOKey, Model
+from mithril_importing.layers import ImportedLayer
+from mithril_importing.patterns import known_layer
 from mithril_jax.importing import custom
 from mithril_jax.importing.complex_numbers import is_complex
 from mithril_jax.importing.interpreter import Interpreter, require_supported
+from mithril_jax.importing.scopes import JaxprRun, Names, region_of
 from mithril_jax.importing.table import as_value
 
 
@@ -72,8 +75,10 @@ def _require_real(closed: Any) -> None:
             )
 
 
-class JaxFunction(Layer):
+class JaxFunction(ImportedLayer):
     """A traced function: it interprets the jaxpr for values of the graph."""
+
+    scalars = False
 
     def __init__(
         self,
@@ -83,7 +88,9 @@ class JaxFunction(Layer):
         output_names: tuple[str, ...],
         symbols: dict[str, Any],
     ) -> None:
-        self.program = Traced(closed)
+        self.program = Traced(closed, tuple(arrays))
+        shapes = {name: tuple(x.shape) for name, x in arrays.items()}
+        super().__init__("", [region_of(closed.jaxpr, self.program.names)], known_layer(shapes))
         self.pretrained = arrays
         self.input_names, self.output_names, self.symbols = input_names, output_names, symbols
 
@@ -96,21 +103,29 @@ class JaxFunction(Layer):
         return self.output_names
 
     def __fingerprint__(self) -> tuple[Any, ...]:
-        return (self.program.digest, tuple(self.pretrained), self.input_names, self.output_names)
+        return (self.program.digest, tuple(self.pretrained), self.input_names, self.output_names, tuple(self.layers))
 
     def build(self, *values: Any) -> Any:
-        params = [self.param(name, x.shape, dtype=str(x.dtype)) for name, x in self.pretrained.items()]
         by_name = dict(zip(self.input_names, values, strict=True))
         sizes = {symbol: by_name[name].shape[axis] for symbol, (name, axis) in self.symbols.items()}
+        jaxpr, names = self.program.closed.jaxpr, self.program.names
+        arguments = dict(zip(map(names.of, jaxpr.invars[len(self.pretrained) :]), values, strict=True))
+        constants = dict(zip(map(names.of, jaxpr.constvars), map(np.asarray, self.program.closed.consts), strict=True))
         interpreter = Interpreter(self.context.path, sizes)
-        return tuple(as_value(y) for y in interpreter.closed(self.program.closed, [*params, *values]))
+        run = JaxprRun(self, {**constants, **arguments}, interpreter, names, self.pretrained)
+        with run.active():
+            run.interpret(self, self.regions[0], [run.values[name] for name in self.regions[0].reads])
+            for name in self.pretrained:
+                if not run.has_declared(name):
+                    run.tensor(name)
+            return tuple(as_value(run.read(v)) for v in jaxpr.outvars)
 
 
 class Traced:
-    """A jaxpr with its digest."""
+    """A jaxpr with its digest, whose first arguments are parameters."""
 
-    def __init__(self, closed: Any) -> None:
-        self.closed = closed
+    def __init__(self, closed: Any, parameters: tuple[str, ...]) -> None:
+        self.closed, self.names = closed, Names(closed.jaxpr, parameters)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Traced:
         return self  # nothing modifies it

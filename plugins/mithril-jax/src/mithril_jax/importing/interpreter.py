@@ -63,16 +63,26 @@ class Interpreter:
         values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
 
         def read(atom: Any) -> Any:
-            return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, core.Literal) else values[atom]
+            return self.literal(atom) if isinstance(atom, core.Literal) else values[atom]
 
-        builder = Builder.current()
         for equation in jaxpr.eqns:
-            with builder.at(origin_of(equation, self.path), builder.tags):
-                results = self._equation(equation, [read(a) for a in equation.invars])
-                self._require_avals(equation, results)
+            results = self.results_of(equation, [read(a) for a in equation.invars])
             for variable, result in zip(equation.outvars, results, strict=True):
                 values[variable] = result
         return [read(a) for a in jaxpr.outvars]
+
+    @staticmethod
+    def literal(atom: Any) -> Any:
+        return np.asarray(atom.val, atom.aval.dtype)
+
+    def results_of(self, equation: Any, operands: list[Any], *, checks: bool = True) -> Sequence[Any]:
+        """Return the results of an equation; with ``checks`` they have the types that JAX recorded."""
+        builder = Builder.current()
+        with builder.at(origin_of(equation, self.path), builder.tags):
+            results = self._equation(equation, operands)
+            if checks:
+                self._require_avals(equation, results)
+        return results
 
     def _equation(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         name, params = equation.primitive.name, equation.params

@@ -23,6 +23,8 @@ from mithril_torch.importing.table import array_of, as_value, cast, dtype_name, 
 class TorchModule(ImportedLayer):
     """A module exported from PyTorch, in evaluation mode and, if it could be exported, in training mode."""
 
+    scalars = False
+
     def __init__(
         self,
         evaluation: Exported,
