@@ -2,8 +2,7 @@
 
 ``python tools/mutants.py FILES [--sample N] [--seed S]`` runs, for each change of a file, the tests that mirror it:
 ``src/PACKAGE/a/b.py`` is mirrored by ``tests/a/test_b*.py`` or ``tests/test_b*.py``; ``mutants.toml`` names the tests
-of the other files, and the changes that have no effect, with the reason. The sources are copied; the checkout is only
-read.
+of the other files, and the changes that have no effect. The sources are copied; the checkout is only read.
 """
 
 from __future__ import annotations

@@ -146,6 +146,18 @@ def test_unknown_relations_become_guards():
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("relation", "pairs"),
+    [("==", {(2, 2)}), ("<=", {(0, 2), (0, 3), (0, 0), (2, 2), (2, 3)}), ("divides", {(2, 2), (2, 0), (3, 0)})],
+)
+def test_a_guard_holds_for_these_sizes_only(relation, pairs):
+    guard = Guard(B, relation, L)
+    for left, right in [(0, 2), (0, 3), (2, 2), (2, 3), (3, 2), (2, 0), (3, 0)]:
+        assert guard.holds({"B": left, "L": right}) is ((left, right) in pairs)
+    with pytest.raises(GuardError, match="contains sizes without a value"):
+        guard.holds({"B": 1})
+
+
 def test_a_guard_that_divides_by_zero_does_not_hold():
     with pytest.raises(MithrilError):
         Guard(12 % L, "==", 0, "").check({"L": 0}, {})

@@ -355,3 +355,13 @@ def test_text_sizes_of_inputs_are_symbols():
 def test_invalid_size_of_an_input(size):
     with pytest.raises(MithrilError, match="size"), Builder() as b:
         b.input("x", (size, 3))
+
+
+def test_a_node_shows_results_and_operands():
+    assert [repr(n) for n in small().nodes][:2] == ["%matmul = matmul(%x, %w)", "%relu = relu(%matmul)"]
+
+
+def test_the_cost_of_open_sizes_is_a_size():
+    types = [TensorType(float32, (Dim("B"), 4))]
+    assert str(exp.declared_flops(types, types, {})) == "48*B"
+    assert exp.declared_flops(types, [TensorType(float32, (2, 4))], {}) == 96

@@ -8,7 +8,7 @@ import pytest
 import mithril as ml
 from mithril.graph import Builder, verify
 from mithril.models import Embedding, Linear, Model, MSELoss, Relu, TransformerEncoderLayer
-from mithril.ops import exp, linear, matmul, relu, softmax, sum
+from mithril.ops import dequantize, exp, linear, matmul, relu, softmax, sum, transpose
 from mithril.passes import PassContext, PassManager
 from mithril_passes.precision.mixed_precision import mixed_precision
 
@@ -140,3 +140,14 @@ def test_gradients_of_an_encoder_pass_the_numeric_check():
     params = compiled.randomize_params(seed=0)
     _, gradients = compiled.evaluate(params, {"input": tokens}, output_gradients=np.ones((2, 16, 3), np.float32))
     assert set(gradients) == set(params)
+
+
+def test_a_product_of_quantized_weights_stays_full():
+    """A 16-bit dtype would replace its quantized weights, also behind a transpose, by numbers."""
+    with Builder() as b:
+        x, q, scale = b.input("x", (4, 8)), b.input("q", (8, 8), "int8"), b.input("scale", ())
+        y = matmul(matmul(x, transpose(dequantize(q, scale), perm=(1, 0))), b.param("w", (8, 8)))
+    assert [n.result.dtype.name for n in small(b.build({"y": y})).nodes if n.op.name == "matmul"] == [
+        "float32",
+        "bfloat16",
+    ]
