@@ -406,7 +406,7 @@ NO_AUTOGRAD = Refused(
     "NumPy, C and GGML have no automatic differentiation, mithril's own does it",
     "automatic differentiation",
     engine="numpy c ggml",
-    mode="gradient train accumulate average",
+    mode="gradient",
 )
 OPTIONS = (
     Value("medium"),
