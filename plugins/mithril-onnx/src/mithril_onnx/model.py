@@ -194,8 +194,8 @@ class OnnxGraph(ImportedLayer):
 
     # -- weights, for the importer -----------------------------------------------------------------------------------
     def weight(self, name: str, array: Array) -> Value:
-        run = Run.current()
-        return run.parameter(self.paths[name], array.shape, array.dtype)
+        value: Value = Run.current().parameter(self.paths[name], array.shape, array.dtype)
+        return value
 
     def statistic(self, name: str, array: Array) -> Value:
         return self.state(self.paths[name], array.shape, dtype=array.dtype)
