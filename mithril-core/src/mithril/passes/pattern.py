@@ -78,16 +78,12 @@ class Pattern:
                 facts=[f"got a {type(root).__name__}"],
             )
         self.root = root
+        self.op: str = root.applied.op.name
         self.size = sum(1 for _ in operations(root.applied))
         self.depth = depth(root.applied)
         used = {v.name for a in operations(root.applied) for v in a.operands if isinstance(v, Variable)}
         if unbound := set(self.variables) - used:
             raise RewriteError(f"rule '{name}': before() never uses its operand '{sorted(unbound)[0]}'")
-
-    @property
-    def op(self) -> str:
-        """The name of the root operation."""
-        return self.root.applied.op.name
 
 
 def signature_of(before: Callable[..., Any], name: str) -> tuple[tuple[str, ...], dict[str, Any]]:

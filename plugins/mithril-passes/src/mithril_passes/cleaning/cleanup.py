@@ -23,7 +23,7 @@ def dead_code_elimination(graph: Graph) -> Graph:
     needed = set(graph.outputs)
     live_nodes: list[Node] = []
     for node in reversed(graph.nodes):
-        if any(result in needed for result in node.results):
+        if not needed.isdisjoint(node.results):
             live_nodes.append(node)
             needed.update(v for v in node.operands if v is not None)
     inputs = tuple(i for i in graph.inputs if i.role != "constant" or i.value in needed)
