@@ -19,10 +19,10 @@ def forward(model, shapes):
 def loss_graph(kind):
     """Return a loss of a linear layer: a mean over valid targets, or another function of all rows."""
     with Builder() as builder:
-        x, t = builder.input("x", (8, 3)), builder.input("t", (8,), ml.base.int32)
+        x, t = builder.input("x", (8, 3)), builder.input("t", (8,), ml.int32)
         w, s = builder.input("w", (3, 1), role="param"), builder.input("s", (), role="param")
         y = ops.reshape(ops.matmul(x, w), shape=(8,))
-        valid = ops.cast(ops.greater(t, 0), dtype=ml.base.float32)
+        valid = ops.cast(ops.greater(t, 0), dtype=ml.float32)
         mean = ops.sum(y * y * valid) / ops.sum(valid)
         loss = {
             "mean": lambda: mean,

@@ -204,11 +204,10 @@ def test_shortened_and_missing_parts_are_noticed(tmp_path):
     file = next(tmp_path.glob("part-00001*"))
     data = file.read_bytes()
     file.write_bytes(data[:-4])
-    with pytest.raises(DamagedError, match="the checksum of 'w' is wrong"):
+    with pytest.raises(DamagedError, match="the part .* of .w. ends outside of the file"):
         Reader(tmp_path).tensors["w"].read()
-    with pytest.raises(DamagedError, match="the checksum of 'w' is wrong"):
+    with pytest.raises(DamagedError, match="the part .* of .w. ends outside of the file"):
         Reader(tmp_path).verify(1, 2)
-    Reader(tmp_path).verify(0, 2)
     file.unlink()
     with pytest.raises(DamagedError, match="'part-00001.*' is missing"):
         Reader(tmp_path)
