@@ -129,13 +129,15 @@ def test_signatures_are_those_of_the_declarations():
 
 
 def stub_classes(text):
-    """Return the parameters of the only method of each class, without self, and its docstring."""
+    """Return the parameters of the method of each class, the same in all overloads, without self; and its docstring."""
     classes = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.ClassDef):
-            (call,) = [n for n in node.body if isinstance(n, ast.FunctionDef)]
-            a = call.args
-            names = [p.arg for p in (*a.args[1:], *([a.vararg] if a.vararg else []), *a.kwonlyargs)]
+            calls = [n.args for n in node.body if isinstance(n, ast.FunctionDef)]
+            names, *overloads = [
+                [p.arg for p in (*a.args[1:], *([a.vararg] if a.vararg else []), *a.kwonlyargs)] for a in calls
+            ]
+            assert all(overload == names for overload in overloads)
             classes[node.name] = (names, ast.get_docstring(node))
     return classes
 
