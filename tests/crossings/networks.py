@@ -74,7 +74,7 @@ def gated() -> list[Layer]:
 
 
 def experts() -> list[Layer]:
-    return [Linear(8, name="first"), MixtureOfExperts(3, 8, active=2), Linear(3, name="last")]
+    return [Linear(8, name="first"), MixtureOfExperts(3, 8, active=2, balance=0.0), Linear(3, name="last")]
 
 
 def tied() -> Model:

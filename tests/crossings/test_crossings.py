@@ -44,7 +44,8 @@ def test_rows_of_the_day(engine):
     if engine not in plugins.backends():
         pytest.skip(f"{engine} is not installed")
     plugins.backend_class(engine)()
-    lines, number = failures([row for row in rows.pairs(SEED) if row["engine"] == engine], SECONDS[engine])
+    drawn = [row for row in rows.pairs(SEED) if row["engine"] == engine]
+    lines, number = failures(drawn if engine == "numpy" else drawn[:8], SECONDS[engine])
     assert number
     assert not lines, "\n".join(lines)
 
