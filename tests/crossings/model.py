@@ -458,18 +458,10 @@ def engine(name: str) -> Callable[[Case], None]:
 
 ENGINES = tuple(Value(name, engine(name)) for name in ("numpy", "jax", "torch", "mlx", "c", "ggml"))
 
-EXPERTS = Known("gradients of a mixture of experts differ from the difference quotient", network="experts")
 MODE_LIMITS: dict[str, tuple[Limit, ...]] = {
-    "gradient": (EXPERTS,),
     "to_gguf": (Excluded("files of GGML", engine="numpy jax torch mlx c"),),
-    "module": (
-        EXPERTS,
-        Excluded("a module of PyTorch", engine="numpy jax mlx c ggml"),
-    ),
-    "function": (
-        EXPERTS,
-        Excluded("functions are for frameworks that differentiate them", engine="numpy torch c ggml"),
-    ),
+    "module": (Excluded("a module of PyTorch", engine="numpy jax mlx c ggml"),),
+    "function": (Excluded("functions are for frameworks that differentiate them", engine="numpy torch c ggml"),),
 }
 
 
