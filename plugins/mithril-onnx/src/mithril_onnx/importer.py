@@ -299,7 +299,7 @@ class Importer:
                     return _tuple(sized(*arrays, **attributes))
                 except NoSizesError:
                     # The branch of an If may depend on it: the condition is then checked by each call (commit
-                    # 7d65ee8a).
+                    # 9b62a485).
                     if node.op_type == "Equal" and all(np.size(x) == 1 for x in arrays):
                         a, b = (np.asarray(x, object).item() for x in arrays)
                         self.open_equalities[node.output[0]] = a, b

@@ -79,7 +79,7 @@ class CompiledModule(Container):
     ) -> None:
         super().__init__()
         # Two underscores, here and below, so that layers named 'programs' or 'steps' do not meet these
-        # attributes (c1d9de06).
+        # attributes (cdf18f07).
         self.__programs = dict(programs)
         program = programs[False]
         self.__integers = declared_integers(program.types)
