@@ -38,7 +38,7 @@ def lines() -> list[str]:
 
 def test_lines_are_found():
     assert any("./plugins/mithril-train" in line for line in lines())
-    assert "./mithril-core ./plugins/mithril-importing ./plugins/mithril-jax" in lines()
+    assert "./mithril-core ./plugins/mithril-jax" in lines()
 
 
 @cache
