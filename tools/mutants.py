@@ -139,7 +139,9 @@ def run(tests: list[str], overlay: Path, limit: float | None) -> str:
         for stream in (1, 2) if limit is not None else ():  # a clean run that fails says why
             os.dup2(quiet, stream)
         try:
-            os._exit(int(sys.modules["pytest"].main([*OPTIONS, *tests])))
+            status = int(sys.modules["pytest"].main([*OPTIONS, *tests]))
+            sys.stdout.flush()  # which the exit of a fork does not do
+            os._exit(status)
         finally:
             os._exit(1)
     while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

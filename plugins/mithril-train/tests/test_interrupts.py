@@ -239,6 +239,15 @@ def test_single_steps_are_complete():
         same(train(strike)[0], expected)
 
 
+@pytest.fixture
+def _python_handles_interrupts():
+    """Install the handler of Python, which a process in the background starts without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_python_handles_interrupts")
 def test_interrupts_wait_once():
     interrupts, seen = Interrupts(), []
     with pytest.raises(KeyboardInterrupt), interrupts.handled(), interrupts.held():

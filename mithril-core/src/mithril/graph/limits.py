@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -34,8 +34,7 @@ DEFAULT = Limits()
 _limits: ContextVar[Limits] = ContextVar("limits", default=DEFAULT)
 
 
-@contextmanager
-def reader_limits(**limits: int) -> Iterator[None]:
+def reader_limits(*unnamed: object, **limits: int) -> AbstractContextManager[None]:
     """Change limits of readers for a block, for a file that is trusted and exceeds one.
 
     ``with ml.reader_limits(room=8 << 30): ml.open_weights(path)``. The limits are ``terms`` and ``factors`` of sizes,
@@ -43,10 +42,17 @@ def reader_limits(**limits: int) -> Iterator[None]:
     growth * n + room), and ``steps`` of chat templates.
     """
     names = [f.name for f in fields(Limits)]
+    facts = [f"accepted: integers for {', '.join(names)}"]
+    if unnamed:
+        raise OptionError("reader_limits takes limits by name", facts=facts)
     for name, value in limits.items():
         if name not in names or type(value) is not int or value < 0:
-            accepted = f"accepted: integers for {', '.join(names)}"
-            raise OptionError(f"reader_limits: {name}={value!r:.60}", facts=[accepted])
+            raise OptionError(f"reader_limits: {name}={value!r:.60}", facts=facts)
+    return _changed(limits)
+
+
+@contextmanager
+def _changed(limits: Mapping[str, int]) -> Iterator[None]:
     token = _limits.set(replace(_limits.get(), **limits))
     try:
         yield

@@ -141,9 +141,9 @@ PACKAGE = {
 }
 
 
-def name_here(word: str, table: dict[str, str]) -> str | None:
+def name_here(word: object, table: dict[str, str]) -> str | None:
     """Return the name here for a name of another framework, ignoring case and a trailing underscore, or None."""
-    plain = word.casefold().rstrip("_")
+    plain = str(word).casefold()  # errors quote the value of a user, which need not be text.rstrip("_")
     for name, words in table.items():
         if plain in (name.casefold(), *words.casefold().split()):
             return name

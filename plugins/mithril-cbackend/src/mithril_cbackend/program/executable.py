@@ -23,7 +23,7 @@ from mithril.graph import Graph, InputError, dtype as as_dtype
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph.call_layout import ARENA, CALL, RUN, Array, Layout, aligned
 from mithril_cbackend.program.c_text import c_visible
-from mithril_cbackend.program.call_entry import KNOWN, address_of
+from mithril_cbackend.program.numpy_abi import KNOWN, address_of
 from mithril_cbackend.program.written_calls import Repeated, written
 
 if TYPE_CHECKING:
