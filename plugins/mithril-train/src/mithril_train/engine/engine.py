@@ -148,7 +148,6 @@ class Engine(CarriedArrays):
         self._traced: tuple[Any, Graph, Graph] | None = None  # the last one, which is often requested again
         self._rates: dict[str, tuple[float, Any]] = {}
         self._has_run: set[Any] = set()
-        self._flags: tuple[tuple[Bound | BufferBound, ...], dict[str, Any]] = (), {}  # of the last step
 
     def begin(
         self,
@@ -204,15 +203,14 @@ class Engine(CarriedArrays):
             message = "a step failed while it ran, and may have changed some of the parameters in place"
             self.decisions.record("assumed", f"{message}: trainer.load(checkpoint) restores all", warn=True)
             raise
-        self._flags = step.bounds, {n: results.pop(n) for bound in step.bounds for n in bound.names}
+        flags = {n: results.pop(n) for bound in step.bounds for n in bound.names}
         reports = self._reports(step.reports, results)
         # A new dictionary at once, so that an interrupt sees all new arrays or none.
         self.arrays = {**self.arrays, **results}
+        # A step that raises here has kept all values, but in new arrays: the old ones may be overwritten. It
+        # must not count.
+        self._hold_bounds(step.bounds, flags)
         return reports
-
-    def check_bounds(self) -> None:
-        """Raise InputError if a loop of the last step reached its bound."""
-        self._hold_bounds(*self._flags)
 
     def forget_failure(self) -> None:
         """Let the next step update again, after one that was not finite."""

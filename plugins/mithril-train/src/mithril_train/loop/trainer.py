@@ -208,7 +208,6 @@ class Trainer(TrainerEvaluation):
                 if measured is not None and self._totals is not None:
                     self._totals.add(reports, *measured)
                     self._loader_state = position
-        engine.check_bounds()
         # A check reads a flag and waits for the device, so that it covers several steps; those after a
         # failed one have changed nothing.
         if len(self._window) >= WINDOW:
