@@ -87,14 +87,15 @@ def _last(x: Any, axis: int) -> Any:
     return x if axis == len(perm) - 1 else transpose(x, perm=tuple(perm))
 
 
-def _weights(like: Any, axis: int, size: int) -> np.ndarray[Any, Any]:
-    """Return how often each entry of a half spectrum occurs in the full one."""
+def _weights(like: Any, axis: int, size: int, total: int = 1) -> np.ndarray[Any, Any]:
+    """Return how often each entry of a half spectrum occurs in the full one, divided by ``total``."""
     count = np.full(size // 2 + 1, 2.0)
     count[0] = 1.0
     if size % 2 == 0:
         count[-1] = 1.0
     kind = like.dtype.numpy if isinstance(like.dtype, DType) else like.dtype
-    return count.astype(kind).reshape([-1 if k == axis else 1 for k in range(len(like.shape))])
+    # Divided in float64: older ml_dtypes turn bfloat16 / 4 into float32.
+    return (count / total).astype(kind).reshape([-1 if k == axis else 1 for k in range(len(like.shape))])
 
 
 # -- complex transforms -------------------------------------------------------------------------------------------
@@ -208,7 +209,7 @@ def _(g, y, x, *, axis):
 @irfft.vjp
 def _(g, y, re, im, *, size, axis):
     slopes = rfft(g, axis=axis)
-    scale = _weights(re, axis, size) / size
+    scale = _weights(re, axis, size, total=size)
     return slopes[0] * scale, slopes[1] * scale
 
 
