@@ -320,6 +320,7 @@ SURGERY = (
             NO_JSON,
             Excluded("an input of integers", network="tied"),
             Known("KeyError in vmap of the gradient of a While layer", network="loop"),
+            Known("ONNX writes the output 'grad/input' as 'grad_input'", mode="to_onnx"),
         ),
     ),
 )
@@ -390,7 +391,8 @@ def cached(case: Case) -> None:
     """Programs come from the disk, and another one of the same shapes is there."""
     case.options |= {"cache": True, "cache_dir": case.folder / "cache"}
     other = Case({**case.row, "options": "none"}, case.folder, Model(own(case), Tanh()), case.axes)
-    other.backend, other.options = case.row["engine"], dict(case.options)
+    other.backend = case.row["engine"]
+    other.options = {name: given for name, given in case.options.items() if name != "outputs"}  # names of its layers
     for _ in range(2):
         compiled = other.compile(inference=True)
         compiled.evaluate(compiled.randomize_params(0), {"input": other.batch()})
@@ -461,7 +463,14 @@ ENGINES = tuple(Value(name, engine(name)) for name in ("numpy", "jax", "torch", 
 MODE_LIMITS: dict[str, tuple[Limit, ...]] = {
     "to_gguf": (Excluded("files of GGML", engine="numpy jax torch mlx c"),),
     "module": (Excluded("a module of PyTorch", engine="numpy jax mlx c ggml"),),
-    "function": (Excluded("functions are for frameworks that differentiate them", engine="numpy torch c ggml"),),
+    "function": (
+        Excluded("functions are for frameworks that differentiate them", engine="numpy torch c ggml"),
+        Known(
+            "mx.grad may end the process by a floating point exception where arrays are empty",
+            engine="mlx",
+            sizes="empty",
+        ),
+    ),
 }
 
 

@@ -333,7 +333,12 @@ def function(case: Any, params: Arrays) -> Arrays:
     """Gradients by the framework's own transformation of functions."""
     compiled = case.compile()
     compiled.bind(typed(case, params))
-    call, kind = compiled.to_function(training=True), str(compiled.get_types()["input"]).rpartition(".")[2]
+    function, state = compiled.to_function(training=True), compiled.initial_state()
+    kind = str(compiled.get_types()["input"]).rpartition(".")[2]
+
+    def call(params: Any, inputs: Any) -> Any:
+        return function(params, inputs, state)[0] if state else function(params, inputs)
+
     if case.row["engine"] == "jax":
         import jax
 
@@ -347,9 +352,9 @@ def function(case: Any, params: Arrays) -> Arrays:
         x["input"] = x["input"].astype("bfloat16" if case.row["engine"] == "jax" else mx.bfloat16)
     outputs = call(compiled.params, x)
     directions = {name: array(g.astype(np.float32)) for name, g in slopes(plain(outputs)).items()}
-    gradients = grad(lambda p: sum((y * directions[name]).sum() for name, y in call(p, x).items()))(
-        dict(compiled.params)
-    )
+    types = compiled.get_types()  # bind keeps arrays of NumPy, which mx.grad does not take
+    held = {n: compiled.backend.array(p, dtype=types[n]) for n, p in compiled.params.items()}
+    gradients = grad(lambda p: sum((y * directions[name]).sum() for name, y in call(p, x).items()))(held)
     return plain(outputs) | {f"gradient of {name}": g for name, g in plain(gradients).items()}
 
 

@@ -24,3 +24,15 @@ def test_grad_and_vmap():
         np.testing.assert_allclose(np.array(derived[name]), np.array(g), rtol=1e-4, atol=1e-6)
     per_row = mx.vmap(lambda row: function(params, row[None])["y"][0])(x)
     np.testing.assert_allclose(np.array(per_row), np.array(expected["y"]), rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_of_numpy_are_converted():
+    """``bind`` keeps the arrays that it is given, also those of NumPy."""
+    compiled = ml.compile(Model(Linear(2, name="first")), "mlx", shapes={"input": [3, 5]}, mixed_precision=True)
+    x = np.ones((3, 5), np.float32)
+    params = {name: np.array(p) for name, p in compiled.randomize_params(0).items()}
+    compiled.bind(params)
+    function = compiled.to_function(training=True)
+    result = function(compiled.params, mx.array(x))["output"]
+    expected = x @ params["first.weight"].T + params["first.bias"]
+    np.testing.assert_allclose(np.array(result.astype(mx.float32)), expected, atol=2e-2)

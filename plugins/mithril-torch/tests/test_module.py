@@ -412,3 +412,21 @@ def test_integers_of_both_widths_are_inputs(declared):
     torch.testing.assert_close(module(ids + 2**32)[0, 0], module(torch.full_like(ids, 9))[0, 0])
     with pytest.raises(InputError, match="Type mismatch"):
         module(ids.float())
+
+
+def test_bound_parameters_may_be_arrays_of_numpy():
+    compiled = ml.compile(model(), "torch", shapes={"x": [6, 8]})
+    params = {name: p.numpy() for name, p in compiled.randomize_params(0).items()}
+    net = compiled.bind(params).to_module()
+    for name, p in net.named_parameters():
+        np.testing.assert_array_equal(p.detach().numpy(), params[name])
+    x, _ = x_and_labels()
+    net(x).sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
+
+
+def test_bound_arrays_of_another_dtype_are_refused():
+    compiled = ml.compile(model(), "torch", shapes={"x": [6, 8]})
+    params = {name: p.numpy().astype(np.float64) for name, p in compiled.randomize_params(0).items()}
+    with pytest.raises(InputError, match="expected float32, got float64"):
+        compiled.bind(params).to_module()

@@ -184,7 +184,7 @@ class Parameters:
                     f"parameter '{name}' has shape {_shape(params[name])}, expected {list(t.shape)}",
                     facts=[f"expected {t}"],
                 )
-            converted[name] = self._convert(name, params[name], t.dtype)
+            converted[name] = self.convert(name, params[name], t.dtype)
         return converted if any(converted[name] is not params[name] for name in expected) else params
 
     def checked_state(self, program: Program, state: Arrays | None, types: Mapping[str, TensorType]) -> Arrays:
@@ -214,7 +214,7 @@ class Parameters:
                         facts=[f"for input '{n}' of shape {list(t.shape)}" for n, t in types.items()],
                         hint="runner.reset(), or runner.fork(rows) for other rows: a state belongs to its batch",
                     )
-        return {name: self._convert(name, state[name], t.dtype) for name, t in expected.items()}
+        return {name: self.convert(name, state[name], t.dtype) for name, t in expected.items()}
 
     def _initial_state_of(self, program: Program, types: Mapping[str, TensorType]) -> Arrays:
         """Return the bound or initial state of a call without one, with the sizes of its inputs if they are open."""
@@ -239,7 +239,8 @@ class Parameters:
             self.decisions.record("cast", f"parameters are converted from {actual} to {expected}")
         return True
 
-    def _convert(self, name: str, x: Any, expected: DType) -> Any:
+    def convert(self, name: str, x: Any, expected: DType) -> Any:
+        """Return an array of the backend; only floats are converted to another dtype, its precision."""
         backend = self.backend
         if backend.is_array(x) and x.dtype == backend.native_dtype(expected):
             return x
@@ -352,7 +353,7 @@ class Parameters:
         """Return an array to bind; with embedded parameters, programs round it themselves, and keep the result."""
         if not self.rounds(expected) or (self.static and self._is_rounded(name, x, expected)):
             return x
-        return self._convert(name, x, expected)
+        return self.convert(name, x, expected)
 
     @property
     def values(self) -> dict[str, Any] | None:
@@ -361,7 +362,7 @@ class Parameters:
             return None if self.bound is None else self.bound.values
         types = self.types
         return {
-            name: self._convert(name, x, types[name].dtype) if self.rounds(types[name].dtype) else x
+            name: self.convert(name, x, types[name].dtype) if self.rounds(types[name].dtype) else x
             for name, x in self.bound.values.items()
         }
 

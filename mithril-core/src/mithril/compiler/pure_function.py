@@ -65,6 +65,13 @@ class PureFunction:
             self._programs[key] = program
         return program
 
+    def converted(self, program: PureProgram, params: Arrays) -> Arrays:
+        """Return the parameters as the framework's arrays: ``bind`` keeps those of NumPy."""
+        types = program.interface.params
+        missing_or_unknown("parameter", types, params)
+        is_array, convert = self.backend.is_array, self.evaluation.parameters.convert
+        return {n: x if is_array(x) else convert(n, x, types[n].dtype) for n, x in params.items()}
+
     def __call__(self, params: Arrays, inputs: Any, state: Arrays | None = None) -> Any:
         """Return the outputs by name; with ``state``, a pair of the outputs and the new state."""
         backend = self.backend
@@ -72,7 +79,7 @@ class PureFunction:
         arguments = {name: x if backend.is_array(x) else backend.array(x) for name, x in complete.items()}
         program = self._program_of(arguments)
         interface = program.interface
-        missing_or_unknown("parameter", interface.params, params)
+        params = self.converted(program, params)
         if state is None and interface.states:
             raise InputError(
                 "the model has a state", hint="pass compiled.initial_state() as third argument, then the returned state"

@@ -44,10 +44,12 @@ def to_module(compiled: Any, *, blocks: Sequence[str] | None = None) -> Compiled
             hint="ml.compile(model, 'torch').to_module(), or compiled.to_function() for jax and mlx",
         )
     types = _types(compiled)
-    programs = {False: compiled.to_function().program(types)}
+    function = compiled.to_function()
+    programs = {False: function.program(types)}
     if not compiled.options["inference"]:
         programs[True] = compiled.to_function(training=True).program(types)
     params = compiled.params if compiled.params is not None else compiled.randomize_params()
+    params = function.converted(programs[False], params)
     return CompiledModule(programs, compiled.interface, params, compiled.initial_state(), blocks)
 
 
