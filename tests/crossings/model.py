@@ -392,7 +392,7 @@ def cached(case: Case) -> None:
     case.options |= {"cache": True, "cache_dir": case.folder / "cache"}
     other = Case({**case.row, "options": "none"}, case.folder, Model(own(case), Tanh()), case.axes)
     other.backend = case.row["engine"]
-    other.options = {name: given for name, given in case.options.items() if name != "outputs"}  # names of its layers
+    other.options = {name: value for name, value in case.options.items() if name != "outputs"}  # names of its layers
     for _ in range(2):
         compiled = other.compile(inference=True)
         compiled.evaluate(compiled.randomize_params(0), {"input": other.batch()})

@@ -353,8 +353,8 @@ def function(case: Any, params: Arrays) -> Arrays:
     outputs = call(compiled.params, x)
     directions = {name: array(g.astype(np.float32)) for name, g in slopes(plain(outputs)).items()}
     types = compiled.get_types()  # bind keeps arrays of NumPy, which mx.grad does not take
-    held = {n: compiled.backend.array(p, dtype=types[n]) for n, p in compiled.params.items()}
-    gradients = grad(lambda p: sum((y * directions[name]).sum() for name, y in call(p, x).items()))(held)
+    arrays = {n: compiled.backend.array(p, dtype=types[n]) for n, p in compiled.params.items()}
+    gradients = grad(lambda p: sum((y * directions[name]).sum() for name, y in call(p, x).items()))(arrays)
     return plain(outputs) | {f"gradient of {name}": g for name, g in plain(gradients).items()}
 
 
