@@ -114,6 +114,24 @@ def test_process_that_ends_tells_the_reason_at_once():
     assert "process 1 ended: InputError: no data" in str(errors[0])
 
 
+def test_process_of_the_store_ends_after_all_that_need_it():
+    processes, ended = worlds(3, timeout=60.0), []
+
+    def finish(world):
+        if world.rank == 2:
+            world.leave("InputError: no data")
+            return
+        time.sleep(0.3 * world.rank)
+        ended.append(world.rank)
+        world.finish("the end")
+        ended.append(f"{world.rank} ended")
+
+    before = time.monotonic()
+    together(finish, processes)
+    assert ended.index("0 ended") > ended.index(1)
+    assert time.monotonic() - before < 30.0
+
+
 def test_processes_are_in_step_again_after_an_error():
     processes = worlds(timeout=0.5)
 

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Protocol
 
 from mithril.graph import BackendError, MithrilError
@@ -194,6 +194,23 @@ class World:
                 self.store.set(f"left/{self._entries}/{self.rank}", reason)
             except (RuntimeError, OSError):
                 return  # without a connection the others notice by themselves
+
+    def finish(self, purpose: str) -> None:
+        """Let process 0 wait until the others need it no more; each process calls it when it is about to end.
+
+        The store ends with process 0, while others may still read an answer that process 0 gave. One that does not
+        call it delays the end, but raises nothing.
+        """
+        if self.size == 1 or self.store is None:
+            return
+        key = f"finished/{self._entries}"
+        with self.waiting(purpose), suppress(BackendError):
+            if self.rank > 0:
+                self._call(self.store.set, f"{key}/{self.rank}", "finished")
+                return
+            end = time.monotonic() + self.timeout
+            for k in range(1, self.size):
+                self._wait(f"{key}/{k}", end - time.monotonic(), leaver=k)
 
     def missing(self, ranks: Sequence[int], purpose: str) -> BackendError:
         """Return the error that names the processes that did not arrive."""

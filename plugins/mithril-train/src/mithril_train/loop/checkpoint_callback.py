@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mithril_train.loop.report import Report
 
 Trainer = Any  # ``loop.trainer.Trainer``, which imports this module
+SIGTERM = "SIGTERM"  # the reason to stop
 
 
 class Checkpoint(Callback):
@@ -91,6 +92,9 @@ class Checkpoint(Callback):
             self._handler = None
         if self._terminated:
             self._terminated = False
+            # Only if all have agreed to end: others would still train, and not answer.
+            if trainer.stopped == SIGTERM and not trainer.failed:
+                trainer.world.finish("the end of all saves")
             signal.raise_signal(signal.SIGTERM)
 
     def batch_end(self, trainer: Training, report: Report) -> None:
@@ -102,7 +106,7 @@ class Checkpoint(Callback):
         if stops and not trainer.stopped:
             self._terminated = True
             self._save(trainer)
-            trainer.stop("SIGTERM")
+            trainer.stop(SIGTERM)
 
     def step_end(self, trainer: Training, report: Report) -> None:
         if self.every is not None and trainer.steps % self.every == 0:
