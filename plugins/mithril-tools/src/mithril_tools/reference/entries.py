@@ -174,8 +174,8 @@ def class_text(name: str) -> str:
     head = f"{call_block(f'ml.{name}', value)}\n\n{prose(inspect.getdoc(value))}"
     if name == "compile":
         columns = ("option", "owner", "type", "default", "meaning")
-        rows = [[f"`{r['name']}`", r["owner"], r["type"], f"`{r['default']}`", r["help"]] for r in option_rows()]
-        return f"{head}\n\n{sections([('Options', table(columns, rows))])}"
+        options = [[f"`{r['name']}`", r["owner"], r["type"], f"`{r['default']}`", r["help"]] for r in option_rows()]
+        return f"{head}\n\n{sections([('Options', table(columns, options))])}"
     if not inspect.isclass(value):
         return head
     rows = []
