@@ -37,6 +37,15 @@ def program():
     return compiled, executable
 
 
+@pytest.fixture
+def _python_handles_interrupts():
+    """Install the handler of Python, which a process in the background starts without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_python_handles_interrupts")
 @pytest.mark.parametrize("is_first", [True, False])
 def test_an_interrupt_does_not_wait_for_the_program(program, is_first):
     compiled, executable = program
