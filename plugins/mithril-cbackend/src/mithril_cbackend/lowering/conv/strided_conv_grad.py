@@ -17,14 +17,11 @@ from mithril.graph import Node, TensorType, Value, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.conv import im2col
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix
-from mithril_cbackend.lowering.conv.padding import Layout
+from mithril_cbackend.lowering.conv.padding import MAX_WRITTEN_PHASES, Layout
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 
 MIN_CHANNELS = 4  # channels of a group; below, multiplying zeros is cheaper
-# More phases are loops over those that differ in their first pixel only: LLVM took 129 s for the 64 phases of a stride
-# of 8 when each was written, and below this number straight code is as fast to compile and has fewer branches.
-MAX_WRITTEN_PHASES = 9
 
 
 @dataclass(frozen=True)
@@ -176,6 +173,7 @@ def plan_of(node: Node, machine: Machine) -> Plan | None:
         [axis_of(first, n, k, s, d, p[0]) for first in range(s)]
         for n, k, s, d, p in zip(image, kernel, a["stride"], a["dilation"], a["padding"], strict=True)
     ]
+    # Phases that differ in their first pixel only are one loop: LLVM took 129 s for the 64 of a stride of 8.
     if math.prod(a["stride"]) > MAX_WRITTEN_PHASES:
         of_axes = [list(runs(axes)) for axes in of_axes]
     for axes in every(*of_axes):
