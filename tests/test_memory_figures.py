@@ -91,6 +91,16 @@ def test_the_limit_is_that_of_the_report(backend):
         ml.compile(build(), backend, shapes={"input": shape}, max_memory_gb=f"{needed - 1}B")
 
 
+@pytest.mark.parametrize("limit", [0.002, 0.005])
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "c"])  # compiles for seconds, same code
+def test_the_batch_of_the_hint_fits(backend, limit):
+    model = network(m.Linear(256), m.Gelu(), m.Linear(10))
+    with pytest.raises(ml.MemoryLimitError, match="a batch of [0-9]+ fits") as error:
+        ml.compile(model, backend, shapes={"input": [4096, 128]}, max_memory_gb=limit)
+    batch = int(str(error.value).rpartition("a batch of ")[2].split()[0])
+    ml.compile(model, backend, shapes={"input": [batch, 128]}, max_memory_gb=limit)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_picture_shows_the_figure_of_the_report(backend, tmp_path):
     build, shape = MODELS["encoder"]

@@ -9,7 +9,7 @@ from mithril.backend import Backend, BuildOptions, Executable
 from mithril.compiler.frontend import make_backend
 from mithril.compiler.partition import Partitioned
 from mithril.compiler.pipeline import Pipeline
-from mithril.compiler.requirements import check_arguments
+from mithril.compiler.requirements import PeakOf, check_arguments
 from mithril.derivatives import with_marked_surrogates
 from mithril.graph import Graph, OptionError
 from mithril.plugins import HardwareTarget
@@ -33,10 +33,13 @@ class Builder:
         decomposed = backend.decomposed(with_marked_surrogates(graph), options)
         return decomposed if decomposed is graph else self.pipeline.optimize(decomposed, only="clean")[0]
 
-    def build(self, graph: Graph, native: tuple[Names, Names] | None = None) -> Executable:
+    def build(
+        self, graph: Graph, native: tuple[Names, Names] | None = None, peak_of: PeakOf | None = None
+    ) -> Executable:
         """Return the executable of a graph.
 
         With ``native`` (outputs with cotangents, inputs to differentiate) the backend's framework computes gradients.
+        ``peak_of`` serves the hint of a memory error.
         """
         session, progress, options = self.session, self.pipeline.progress, self.options()
         backend_map = {name: make_backend(b, session.settings) for name, b in session.settings["backend_map"].items()}
@@ -51,7 +54,7 @@ class Builder:
                 return Partitioned(graph, backend, backend_map, single)
             lowered = self.decomposed(graph, backend, options)
             progress.stage("generate", lowered)
-            check_arguments(lowered, session.backend, session.settings)
+            check_arguments(lowered, session.backend, session.settings, peak_of)
             if native is not None:
                 return backend.build_with_gradients(lowered, *native, options)
             return backend.build(lowered, options)

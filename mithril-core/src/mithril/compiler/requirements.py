@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mithril import ops, plugins
@@ -326,37 +326,57 @@ def record_operations(graph: Graph, decisions: Decisions) -> None:
 
 PLANNED = ("arena", "library")  # backends whose estimate is exact after the build
 CHECKPOINTING = "gradient-checkpointing"
+ATTEMPTS = 5  # programs that are built to find a batch that fits: each costs a compilation
+PeakOf = Callable[[int], int]  # peak memory of a program for another batch, in bytes
 
 
-def check_memory(memory: ProgramMemory, settings: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> None:
+def check_memory(
+    memory: ProgramMemory,
+    settings: Mapping[str, Any],
+    sizes: Mapping[str, int] | None = None,
+    peak_of: PeakOf | None = None,
+) -> None:
     """Raise MemoryLimitError if a program exceeds ``max_memory_gb`` for these sizes, or its largest ones."""
     if settings["max_memory_gb"] is None:
         return  # do not access the graph, which may not be parsed yet
     sizes = largest_sizes(memory.graph) if sizes is None else sizes
     if sizes is not None:
-        _check_peak(memory.at(sizes), memory.graph, memory.backend, settings, sizes)
+        _check_peak(memory.at(sizes), memory.graph, memory.backend, settings, sizes, peak_of)
 
 
-def check_arguments(graph: Graph, backend: Backend, settings: Mapping[str, Any]) -> None:
+def check_arguments(graph: Graph, backend: Backend, settings: Mapping[str, Any], peak_of: PeakOf | None = None) -> None:
     """Raise MemoryLimitError before the build; if an exact check follows, only for the size of the arguments."""
     if settings["max_memory_gb"] is None or (sizes := largest_sizes(graph)) is None:
         return
     use = memory_use(graph, backend, sizes)
     if backend.capabilities.memory in PLANNED and use.outside <= parse_bytes(settings["max_memory_gb"]):
         return
-    _check_peak(use, graph, backend, settings, sizes)
+    _check_peak(use, graph, backend, settings, sizes, peak_of)
 
 
 def _check_peak(
-    use: MemoryUse, graph: Graph, backend: Backend, settings: Mapping[str, Any], sizes: Mapping[str, int]
+    use: MemoryUse,
+    graph: Graph,
+    backend: Backend,
+    settings: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    peak_of: PeakOf | None,
 ) -> None:
     limit = parse_bytes(settings["max_memory_gb"])
     if use.peak > limit:
-        raise over_limit(use, graph, limit, sizes).with_hint(remedy(graph, backend, settings, use, limit, sizes))
+        raise over_limit(use, graph, limit, sizes).with_hint(
+            remedy(graph, backend, settings, use, limit, sizes, peak_of)
+        )
 
 
 def remedy(
-    graph: Graph, backend: Backend, settings: Mapping[str, Any], use: MemoryUse, limit: int, sizes: Mapping[str, int]
+    graph: Graph,
+    backend: Backend,
+    settings: Mapping[str, Any],
+    use: MemoryUse,
+    limit: int,
+    sizes: Mapping[str, int],
+    peak_of: PeakOf | None = None,
 ) -> str:
     """Return the hint for a program that exceeds the limit."""
     if CHECKPOINTING in plugins.passes() and not settings.get("gradient_checkpointing"):
@@ -365,24 +385,35 @@ def remedy(
         needed = use.peak if smaller is graph else memory_use(smaller, backend, sizes).peak
         if needed <= limit:
             return f"gradient_checkpointing=True needs {format_bytes(needed)}"
-    batch = _batch_that_fits(graph, use, limit, sizes)
+    batch = _batch_that_fits(graph, use, limit, sizes, peak_of)
     if batch is not None:
-        return f"a batch of {batch} fits"
+        return f"a batch of {'about ' if peak_of is None else ''}{batch} fits"
     if use.parameters > limit:
         return f"the parameters alone are {format_bytes(use.parameters)}: use a smaller dtype or a smaller model"
     return "a smaller batch, a smaller dtype, or mixed_precision=True needs less"
 
 
-def _batch_that_fits(graph: Graph, use: MemoryUse, limit: int, sizes: Mapping[str, int]) -> int | None:
-    """Return the largest batch that fits, assuming that all memory except parameters scales with it."""
+def _batch_that_fits(
+    graph: Graph, use: MemoryUse, limit: int, sizes: Mapping[str, int], peak_of: PeakOf | None
+) -> int | None:
+    """Return a batch that fits: confirmed by a program for it, or else an estimate."""
     heads = {i.type.shape[0] for i in graph.with_role("input") if i.type.shape}
     if len(heads) != 1:
         return None
-    batch = int(numel((substitute(heads.pop(), sizes),)))
-    fixed = use.parameters + use.state
-    moving = use.peak - fixed
-    fitting = int((limit - fixed) * batch / moving) if moving else 0
-    return fitting if 0 < fitting < batch else None
+    batch, peak = int(numel((substitute(heads.pop(), sizes),))), use.peak
+    fixed: float = use.parameters + use.state
+    for attempt in range(ATTEMPTS):
+        fitting = int((limit - fixed) * batch / (peak - fixed)) if peak > fixed else 0
+        if not 0 < fitting < batch:
+            return None
+        if peak_of is None or (smaller := peak_of(fitting)) <= limit:
+            return fitting
+        # Memory that does not scale with the batch, such as packed weights and blocks of a fixed size, shows in the
+        # programs of two batches. The first figure can be an estimate from before the build: it gives no line.
+        if attempt > 0:
+            fixed = max(fixed, peak - batch * (peak - smaller) / (batch - fitting))
+        batch, peak = fitting, smaller
+    return None
 
 
 def over_limit(use: MemoryUse, graph: Graph, limit: int, sizes: Mapping[str, int] | None = None) -> MemoryLimitError:

@@ -8,6 +8,8 @@ to five in ``Pipeline``, six and seven in ``Builder``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -21,14 +23,21 @@ from mithril.compiler.frontend import backend_names, learn, make_backend, model_
 from mithril.compiler.index_checks import IndexCheckedExecutable
 from mithril.compiler.initializers import Array, Index
 from mithril.compiler.input_types import check_known_part, known_types, probe_types
-from mithril.compiler.memory_usage import largest_sizes
+from mithril.compiler.memory_usage import largest_sizes, memory_use
 from mithril.compiler.observers import Observers, Progress
 from mithril.compiler.option_table import Settings, resolve_options, split_options
 from mithril.compiler.pass_pipeline import optimization_level
 from mithril.compiler.pipeline import Pipeline, ProgramGraphs
 from mithril.compiler.program import Interface, Program, ProgramKey, Results
 from mithril.compiler.program_cache import Graphs, exact_sizes_saved, lowered_once
-from mithril.compiler.requirements import check_memory, check_trainable, defer, inventory, outside_of_batches
+from mithril.compiler.requirements import (
+    PLANNED,
+    check_memory,
+    check_trainable,
+    defer,
+    inventory,
+    outside_of_batches,
+)
 from mithril.compiler.session import Session
 from mithril.compiler.signature import CALL_OPTIONS
 from mithril.graph import Decisions, DTypeError, Graph, Input, InputError, OptionError, TensorType, bind
@@ -145,6 +154,9 @@ class ModelCompiler:
     def specialize(self, request: ProgramKey) -> Program:
         """Return the program for one combination of input types, from the cache or by steps three to seven."""
         session, cache = self.session, self.session.cache
+        # Programs for a hint are too expensive where a compiler for another machine works for minutes.
+        is_cheap = session.backend.capabilities.local and not session.settings["backend_map"]
+        peak_of = partial(self._peak_of, request) if is_cheap else None
         with session.deadline:
             cached = cache.load(request, self._graphs(request)) if cache is not None else None
             if cached is not None:
@@ -156,7 +168,7 @@ class ModelCompiler:
             graphs = self.pipeline.graphs(request)
             with exact_sizes_saved(cache, request):
                 native = (request.kind.of, graphs.wrt) if graphs.native else None
-                executable = self.builder.build(graphs.optimized, native)
+                executable = self.builder.build(graphs.optimized, native, peak_of)
             self._note_file("gradients" if request.kind.of else "", request)
         program = Program(
             request,
@@ -169,7 +181,8 @@ class ModelCompiler:
             backend=session.backend,
         )
         self.observers.built(program)
-        check_memory(program.memory, session.settings)
+        with session.deadline:
+            check_memory(program.memory, session.settings, peak_of=peak_of)
         self._report_unused()
         if graphs.checks:
             program.checked = IndexCheckedExecutable(executable, graphs.checks, program.types, session.backend)
@@ -178,6 +191,15 @@ class ModelCompiler:
         if request.binding:
             self._release(program)
         return program
+
+    def _peak_of(self, request: ProgramKey, batch: int) -> int:
+        """Return the peak memory of a program like that of the request for another batch, in bytes."""
+        types = [(n, TensorType(t.dtype, (batch, *t.shape[1:])) if t.shape else t) for n, t in request.types]
+        graph, backend = self.lowered(replace(request, types=tuple(types))), self.session.backend
+        executable = (
+            backend.build(graph, self._unreported.options()) if backend.capabilities.memory in PLANNED else None
+        )
+        return memory_use(graph, backend, largest_sizes(graph), executable).peak
 
     def _release(self, program: Program) -> None:
         """Release graphs that contain weights, which the executable has copied; they are recompiled on access."""
