@@ -18,7 +18,7 @@ InputError Lowering MemoryLimitError MithrilError Model ModelError Node Operatio
 OptionWarning Origin ParseError Pass PassError PassManager PassSpec PipelineDraft PluginError ProfilerSpec
 RewriteError Rule RuleSet ShapeError StrictError TensorType UnsupportedError Value VerificationError bfloat16 bool_
 compile composite dtype float16 float32 float64 grad gradients hessian hookimpl hvp int16 int32 int64 int8 jacobian
-jvp load op parse pass_ promote reader_limits rule uint16 uint32 uint64 uint8 verify vjp vmap
+jvp load op parse pass_ promote reader_limits rule uint16 uint32 uint64 uint8 vjp vmap
 """.split()
 
 

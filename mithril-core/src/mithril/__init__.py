@@ -19,7 +19,7 @@ _HOME = {
         *("OptionError", "OptionWarning", "ParseError", "PassError", "PluginError", "RewriteError", "ShapeError"),
         *("StrictError", "TensorType", "UnsupportedError", "VerificationError", "bfloat16", "bool_", "dtype"),
         *("float16", "float32", "float64", "int16", "int32", "int64", "int8", "promote", "reader_limits", "uint16"),
-        *("uint32", "uint64", "uint8", "Builder", "Graph", "Node", "Origin", "Value", "composite", "op", "verify"),
+        *("uint32", "uint64", "uint8", "Builder", "Graph", "Node", "Origin", "Value", "composite", "op"),
     ),
     "plugins": (
         *("Architecture", "BackendSpec", "Command", "CompileContext", "Export", "FileFormat", "Found"),
@@ -30,7 +30,7 @@ _HOME = {
     "passes": ("Pass", "PassManager", "pass_", "Rule", "RuleSet", "rule"),
     "backend": ("Backend",),
 }
-_UNCHECKED = ("dtype", "promote", "reader_limits", "verify")  # functions of layers below that of argument checks
+_UNCHECKED = ("dtype", "promote", "reader_limits")  # functions of layers below that of argument checks
 _SUBMODULES = ("models", "ops")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

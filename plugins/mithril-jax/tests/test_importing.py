@@ -340,3 +340,21 @@ def test_result_of_another_type_is_rejected(monkeypatch, wrong):
     with pytest.raises(UnsupportedError, match="a result of 'tanh' is .*in JAX it is float32") as error:
         ml.compile(model, "numpy", inference=True)
     assert "test_importing.py" in str(error.value)
+
+
+# -- the source beside the imported function ----------------------------------------------------------------------
+def test_a_broken_row_is_named_with_its_line_and_both_values(monkeypatch):
+    def function(params, x, key):
+        return {"y": jnp.tanh(x @ params["w"]) + params["b"] + jax.random.uniform(key, (4,))}
+
+    params, key = {"w": Y.T, "b": np.ones(4, np.float32)}, jax.random.key(3)
+    model = ml.from_jax(function, X[0, :3], key, params=params, dynamic_shapes={"x": {0: "n"}})
+    inputs = {"x": X[1], "key": np.asarray(jax.random.key_data(key))}
+    assert ml.verify(model, function, inputs), "with another size than that of the trace"
+    monkeypatch.setitem(ROWS, "tanh", lambda x, **_: ops.sin(x))
+    first = ml.verify(model, function, inputs, backend="numpy").first
+    assert first.node.op.name == "sin" and first.node.origin.file == __file__
+    _, expected, actual = first.largest
+    assert abs(expected - actual) > 0.1
+    with pytest.raises(InputError, match="other primitives"):
+        ml.verify(model, lambda p, x, key: {"y": function(p, x, key)["y"] + 1}, inputs)

@@ -1,13 +1,18 @@
 """Imported models: names, roles of tensors, open sizes, errors, cuts, fixed inputs, versions."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnx.helper as h
 import pytest
+from click.testing import CliRunner
 from onnx import TensorProto as T
 
 import mithril as ml
 from mithril import ops
+from mithril_onnx.table import OPERATORS
+from mithril_tools import cli
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 rng = np.random.default_rng(0)
@@ -235,3 +240,20 @@ def test_paths_that_cannot_be_compiled_are_errors_with_a_remedy(tmp_path):
     assert "onnx: .onnx" in str(unknown_suffix.value)
     with pytest.raises(ml.MithrilError, match=r"ml\.from_pretrained\("):
         ml.compile(tmp_path, "numpy")
+
+
+def test_a_broken_operator_is_named_with_both_values(monkeypatch, tmp_path):
+    proto, path, code = two_layers(), tmp_path / "two.onnx", tmp_path / "two_layers.py"
+    onnx.save(proto, path)
+    code.write_text(f"import mithril as ml\n\nmodel = ml.from_onnx({str(path)!r})\n")
+    command = ["diff", f"{code}:model", "--source", str(path), "--shape", "x=2,4", "--backends", "numpy"]
+    agreed = CliRunner().invoke(cli.main, command)
+    assert agreed.exit_code == 0 and "everything agrees" in agreed.output
+    relu = OPERATORS.find("", "Relu", 20)
+    monkeypatch.setattr(OPERATORS, "_rows", {**OPERATORS._rows, ("", "Relu"): [replace(relu, function=ops.gelu)]})
+    broken = CliRunner().invoke(cli.main, command)
+    assert broken.exit_code == 1 and "node 'y' of the source: %y = gelu" in broken.output
+    monkeypatch.setattr("mithril_onnx.running.find_spec", lambda name: None)  # by the evaluator of onnx
+    first = ml.verify(ml.from_onnx(proto), proto, {"x": np.ones((2, 4), np.float32)}).first
+    _, expected, actual = first.largest
+    assert expected > actual

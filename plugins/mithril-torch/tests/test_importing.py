@@ -12,6 +12,7 @@ import mithril as ml
 from mithril import ops
 from mithril.graph import InputError, ModelError, UnsupportedError
 from mithril.models import Linear, Model
+from mithril_torch.importing.table import ROWS, Row
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -535,3 +536,39 @@ def test_a_module_that_cannot_be_exported_in_training_mode():
     assert np.isfinite(
         ml.compile(ml.from_torch(OnlyEvaluation(), x, training=False), "torch")({"x": x})["output"]
     ).all()
+
+
+# -- the source beside the imported model -------------------------------------------------------------------------
+class Compared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.cell = nn.Linear(4, 3), nn.LSTM(3, 5, batch_first=True)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        return {"hidden": hidden, "last": self.cell(hidden)[0]}
+
+
+def test_a_broken_row_is_named_with_its_line_and_both_values(monkeypatch, tmp_path):
+    module = Compared()
+    model = ml.from_torch(module, draw(2, 6, 4), dynamic_shapes={"x": {0: "batch"}}, training=False)
+    inputs = {"x": draw(5, 6, 4, seed=1).numpy()}
+    assert ml.verify(model, module, inputs), "with another batch than that of the export"
+    monkeypatch.setitem(ROWS, "tanh", Row(ops.sin, "", frozenset()))
+    first = ml.verify(model, module, inputs).first
+    assert (first.source, first.node.op.name) == ("node 'tanh' of the source", "sin")
+    assert first.node.origin.file == __file__ and "at [" in str(first)
+    place, expected, actual = first.largest
+    assert expected != actual and len(place) == 3
+
+
+def test_other_weights_and_other_sources_are_reported():
+    module, x = Compared(), draw(2, 6, 4)
+    model = ml.from_torch(module, x, training=False)
+    assert ml.verify(model, Compared(), {"x": x}).first.source == "node 'linear' of the source"
+    with pytest.raises(InputError, match=r"is a torch\.nn\.Module, got function"):
+        ml.verify(model, draw, {"x": x})
+    with pytest.raises(InputError, match="needs an array for input 'x'"):
+        ml.verify(model, module, {})
+    with pytest.raises(InputError, match="was not imported"):
+        ml.verify(Linear(3), module, {"input": x})

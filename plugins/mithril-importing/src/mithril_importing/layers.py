@@ -16,6 +16,7 @@ from mithril_importing.regions import Region
 
 Known = Callable[[str, Sequence[Region]], "Layer | None"]
 _run: ContextVar[Run | None] = ContextVar("run", default=None)
+_recorded: ContextVar[dict[str, Any] | None] = ContextVar("recorded", default=None)
 
 
 class ImportedLayer(Layer):
@@ -92,6 +93,17 @@ class ImportedLayer(Layer):
                 hint="replace a layer within or around it, or write a layer with these inputs and outputs",
             )
 
+    @staticmethod
+    @contextmanager
+    def recorded() -> Iterator[dict[str, Any]]:
+        """Within this context a trace enters its values by their names in the source into the dictionary."""
+        values: dict[str, Any] = {}
+        token = _recorded.set(values)
+        try:
+            yield values
+        finally:
+            _recorded.reset(token)
+
     def build(self, *values: Any) -> Any:
         if _run.get() is None:
             raise ModelError(
@@ -141,6 +153,9 @@ class Run(ABC):
             yield
         finally:
             _run.reset(token)
+        recorded = _recorded.get()
+        if recorded is not None:
+            recorded.update(self.values)
 
     def interpret(self, layer: ImportedLayer, region: Region, values: Sequence[Any]) -> Any:
         """Run a region of a layer and return its results."""

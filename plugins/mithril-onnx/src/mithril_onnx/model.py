@@ -30,6 +30,7 @@ from mithril_onnx import operators as _operators  # noqa: F401  (registers the r
 from mithril_onnx.importer import MISTAKES, Importer, custom_rows
 from mithril_onnx.reading import OnnxFile, declared_shape, identifier, path_name, read
 from mithril_onnx.regions import GraphRun, module_names, region_of
+from mithril_onnx.running import run_file
 from mithril_onnx.support import check_supported
 from mithril_onnx.table import OPERATORS, Row, canonical_domain
 from mithril_onnx.tensors import Array, dtype_of_code
@@ -191,6 +192,17 @@ class OnnxGraph(ImportedLayer):
                 run.interpret(self, region, [env[name] for name in region.reads])
 
         return order
+
+    def run_source(
+        self, source: Any, inputs: Mapping[str, Array]
+    ) -> tuple[Iterator[tuple[str, Array]], dict[str, Array]]:
+        """Return the tensors that a file computes by their names, and its outputs."""
+        names = [n for node in self.graph.proto.node for n in node.output if n]
+        arrays = {n: inputs[name] for n, name in self.source_names.items() if name in inputs}
+        constants = {n: np.asarray(x) for n, x in self.constants.items() if not isinstance(x, list)}
+        tensors = run_file(source, names, {**arrays, **constants})
+        outputs = {name: tensors[n] for n, name in self.result_names.items() if n in tensors}
+        return iter(tensors.items()), outputs
 
     # -- weights, for the importer -----------------------------------------------------------------------------------
     def weight(self, name: str, array: Array) -> Value:

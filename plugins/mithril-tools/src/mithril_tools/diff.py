@@ -41,12 +41,15 @@ class Divergence:
     error: float  # largest difference relative to the largest element
     ulp: float  # largest difference in units of the last place of the expected element
     histogram: tuple[tuple[str, int], ...]
+    largest: tuple[tuple[int, ...], Any, Any] | None = None  # where the difference is largest: both elements
     local: float | None = None  # the operation's own error on identical operands
+    source: str = ""  # the node of an imported model's source
 
     def __str__(self) -> str:
         location = str(self.node.origin) if self.node is not None else ""
         lines = [
-            f"%{self.value.name} = {self.node.op.name if self.node else 'input'}: {self.value.type}"
+            (f"{self.source}: " if self.source else "")
+            + f"%{self.value.name} = {self.node.op.name if self.node else 'input'}: {self.value.type}"
             + (f", {location}" if location else ""),
             (
                 f"  {self.between[1]} departs from {self.between[0]} by {self.error:.3g} of the largest element, "
@@ -54,8 +57,11 @@ class Divergence:
             ),
             "  " + ", ".join(f"{name}: {n}" for name, n in self.histogram if n),
         ]
+        if self.largest is not None:
+            place, expected, actual = self.largest
+            lines.append(f"  at {list(place)}: {self.between[0]} {expected}, {self.between[1]} {actual}")
         if self.local is not None:
-            kind = "the operation itself differs" if self.local > _allowed(self.value) else "it inherits the difference"
+            kind = "the operation itself differs" if self.local > allowed(self.value) else "it inherits the difference"
             lines.append(f"  on identical operands: {self.local:.3g} ({kind})")
         return "\n".join(lines)
 
@@ -124,7 +130,7 @@ def diff(
     names = _distinct([c.backend.name for c in compiled])
     report = DiffReport(tuple(names), _worst(results))
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
-    if all(error <= _allowed(outputs[name]) for name, error in report.outputs.items()):
+    if all(error <= allowed(outputs[name]) for name, error in report.outputs.items()):
         return report
     for other, name in zip(compiled[1:], names[1:], strict=True):
         culprit = _locate(graph, arguments, first.backend, other.backend, (names[0], name))
@@ -144,19 +150,38 @@ def _locate(graph: Graph, arguments: Arrays, a: Backend, b: Backend, between: tu
     for start in range(0, len(nodes), CHUNK):
         chunk = nodes[start : start + CHUNK]
         values = [v for n in chunk for v in n.results]
-        part = _graph_to(graph, values)
+        part = graph_to(graph, values)
         left, right = run_on(a, part, arguments), run_on(b, part, arguments)
         for k, value in enumerate(values):
             expected, actual = left[f"v{k}"], right[f"v{k}"]
             error = relative_error(expected, actual)
-            if error > _allowed(value):
+            if error > allowed(value):
                 node = graph.producers[value]
                 local = _local_error(graph, node, arguments, a, b)
-                return Divergence(value, node, between, error, *_ulps(expected, actual), local)
+                return divergence(value, node, between, expected, actual, local=local)
     return None
 
 
-def _graph_to(graph: Graph, values: Sequence[Value]) -> Graph:
+def divergence(
+    value: Value, node: Node | None, between: tuple[str, str], expected: Any, actual: Any, **more: Any
+) -> Divergence:
+    """Describe two arrays of one value."""
+    error, (ulp, histogram) = relative_error(expected, actual), _ulps(expected, actual)
+    return Divergence(value, node, between, error, ulp, histogram, _largest(expected, actual), **more)
+
+
+def _largest(expected: Any, actual: Any) -> tuple[tuple[int, ...], Any, Any] | None:
+    """Return the index at which two arrays differ most, and both elements."""
+    if expected.shape != actual.shape or not expected.size:
+        return None
+    e, a = expected.astype(np.float64), actual.astype(np.float64)
+    with np.errstate(all="ignore"):
+        distance = np.where((e == a) | (np.isnan(e) & np.isnan(a)), 0.0, np.nan_to_num(np.abs(e - a), nan=np.inf))
+    place = tuple(int(k) for k in np.unravel_index(int(distance.argmax()), e.shape))
+    return place, expected[place], actual[place]
+
+
+def graph_to(graph: Graph, values: Sequence[Value]) -> Graph:
     """Return the subgraph that computes the values, with outputs ``v0, v1, ...``."""
     return subgraph_to(graph, values, [f"v{k}" for k in range(len(values))])
 
@@ -172,7 +197,7 @@ def _single_op_graph(graph: Graph, node: Node) -> Graph:
 
 def _operands(graph: Graph, node: Node, arguments: Arrays, backend: Backend) -> Arrays:
     values = list(dict.fromkeys(v for v in node.operands if v is not None and v not in graph.input_of))
-    results = run_on(backend, _graph_to(graph, values), arguments) if values else {}
+    results = run_on(backend, graph_to(graph, values), arguments) if values else {}
     operands = {
         v.name: arguments[v.name]
         for v in node.operands
@@ -218,7 +243,7 @@ def _across_passes(compiled: CompiledModel, graph: Graph, arguments: Arrays) -> 
         actual = evaluate(after, arguments)
         worst = {n: relative_error(expected[n], actual[n]) for n in expected}
         report.outputs = worst
-        changed = [n for n, e in worst.items() if e > _allowed(types[n])]
+        changed = [n for n, e in worst.items() if e > allowed(types[n])]
         if changed:
             report.culprit_pass = one.name
             report.notes.append(f"pass '{one.name}' changes output '{changed[0]}' by {worst[changed[0]]:.3g}")
@@ -264,7 +289,7 @@ def _ulps(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> tuple
     return float(ulps.max(initial=0.0)), tuple(rows)
 
 
-def _allowed(value: Value) -> float:
+def allowed(value: Value) -> float:
     return TOLERANCE.get(value.dtype.name, 0.0)
 
 

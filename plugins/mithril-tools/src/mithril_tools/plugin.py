@@ -20,6 +20,7 @@ EXPORTS = {
     "diff": ("diff",),
     "profile": ("profile",),
     "tune": ("tune",),
+    "verify": ("verify",),
 }
 # Option -> module of the observer that it enables.
 OBSERVERS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from mithril_importing.patterns import known_layer
 from mithril_jax.importing import custom
 from mithril_jax.importing.complex_numbers import is_complex
 from mithril_jax.importing.interpreter import Interpreter, require_supported
+from mithril_jax.importing.running import Call, run_function
 from mithril_jax.importing.scopes import JaxprRun, Names, region_of
 from mithril_jax.importing.table import as_value
 
@@ -52,10 +53,12 @@ def from_jax(
     ]
     arguments = jax.tree_util.tree_unflatten(tree, structures)
     arguments = (params, *arguments) if params is not None else arguments
+    keys_of_random = frozenset(name for x, name in zip(leaves, inputs, strict=True) if _is_key(x))
+    call = Call(jax.tree_util.tree_structure(arguments), tuple(inputs), keys_of_random)
     closed, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
     require_supported(closed.jaxpr)
     _require_real(closed)
-    layer = JaxFunction(closed, arrays, tuple(inputs), _output_names(results), symbols)
+    layer = JaxFunction(closed, arrays, tuple(inputs), _output_names(results), symbols, call)
     layer.name = ""  # names of parameters get no prefix
     keys = {
         name: IOKey(name, shape=[s if isinstance(s, int) else str(s) for s in shapes[name]], dtype=str(kind))
@@ -87,8 +90,9 @@ class JaxFunction(ImportedLayer):
         input_names: tuple[str, ...],
         output_names: tuple[str, ...],
         symbols: dict[str, Any],
+        call: Call,
     ) -> None:
-        self.program = Traced(closed, tuple(arrays))
+        self.program, self.call = Traced(closed, tuple(arrays)), call
         shapes = {name: tuple(x.shape) for name, x in arrays.items()}
         super().__init__("", [region_of(closed.jaxpr, self.program.names)], known_layer(shapes))
         self.pretrained = arrays
@@ -119,6 +123,17 @@ class JaxFunction(ImportedLayer):
                 if not run.has_declared(name):
                     run.tensor(name)
             return tuple(as_value(run.read(v)) for v in jaxpr.outvars)
+
+    def run_source(
+        self, source: Any, inputs: Mapping[str, np.ndarray[Any, Any]]
+    ) -> tuple[Iterator[tuple[str, np.ndarray[Any, Any]]], Mapping[str, np.ndarray[Any, Any]]]:
+        """Return the arrays that a function computes, by the variable that imports them, and its results."""
+        if not callable(source):
+            raise InputError(f"the source of this model is a function, got {type(source).__name__}")
+        arguments = self.call.arguments(list(self.pretrained.values()), inputs)
+        results = source(*arguments)
+        outputs = dict(zip(_output_names(results), map(np.asarray, jax.tree_util.tree_leaves(results)), strict=True))
+        return run_function(source, arguments, self.program.closed.jaxpr, self.program.names), outputs
 
 
 class Traced:

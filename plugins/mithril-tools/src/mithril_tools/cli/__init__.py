@@ -33,7 +33,7 @@ COMMANDS = {
     ),
     "diff": (
         "mithril_tools.cli.models:diff_command",
-        "Run MODEL on several backends, or after each pass, and report the first op that differs.",
+        "Run MODEL on several backends, after each pass, or next to its source, and report the first op that differs.",
     ),
     "docs": (
         "mithril_tools.cli.docs:docs",

@@ -17,16 +17,7 @@ from mithril.graph import InputError, MithrilError, ModelError, ShapeError, clos
 
 def load_model(place: str) -> Any:
     """Import a model, a layer, or a function without arguments that returns one."""
-    module_name, separator, name = place.rpartition(":")
-    if not separator:
-        raise ModelError(f"'{place}' names no model", hint="write file.py:name or package.module:name")
-    module = _reporting(module_name, lambda: _module(module_name))
-    if not hasattr(module, name):
-        suggestions = closest(name, [n for n in vars(module) if not n.startswith("_")], 1)
-        raise ModelError(
-            f"'{module_name}' has no '{name}'", hint=f"did you mean '{suggestions[0]}'?" if suggestions else None
-        )
-    member = getattr(module, name)
+    member = load_member(place)
     from mithril.models import Layer, Model
 
     is_maker = callable(member) and not isinstance(member, (Model, Layer))
@@ -36,6 +27,20 @@ def load_model(place: str) -> Any:
             f"'{place}' is a {type(model).__name__}, no model", hint="name a model, or a function making one"
         )
     return model
+
+
+def load_member(place: str) -> Any:
+    """Import a member of a module."""
+    module_name, separator, name = place.rpartition(":")
+    if not separator:
+        raise ModelError(f"'{place}' names no model", hint="write file.py:name or package.module:name")
+    module = _reporting(module_name, lambda: _module(module_name))
+    if not hasattr(module, name):
+        suggestions = closest(name, [n for n in vars(module) if not n.startswith("_")], 1)
+        raise ModelError(
+            f"'{module_name}' has no '{name}'", hint=f"did you mean '{suggestions[0]}'?" if suggestions else None
+        )
+    return getattr(module, name)
 
 
 def _reporting(name: str, run: Callable[[], Any]) -> Any:
@@ -194,16 +199,27 @@ def _rules(compiled: Any, name: str) -> list[Any]:
     type=click.Path(file_okay=False),
     help="Directory for a reproducer of the first operation that differs.",
 )
-def diff_command(model: str, backends: str, across: Any, seed: int, reproducer: str | None, **options: Any) -> None:
-    """Run MODEL on several backends, or after each pass, and report the first op that differs."""
+@click.option("--source", help="The source of an imported MODEL, to compare with: a file, or file.py:name.")
+def diff_command(
+    model: str, backends: str, across: Any, seed: int, reproducer: str | None, source: str | None, **options: Any
+) -> None:
+    """Run MODEL on several backends, after each pass, or next to its source, and report the first op that differs."""
     import mithril as ml
     from mithril import plugins
 
     settings = compile_options(**options)
     instance = load_model(model)
-    names = [name for name in backends.split(",") if name] or sorted(
-        plugins.backends(), key=lambda n: (n != "numpy", n)
-    )
+    listed = [name for name in backends.split(",") if name]
+    if source is not None:
+        original = source if Path(source).exists() else load_member(source)
+        inputs = random_inputs(instance, settings, seed)
+        selected: list[str | None] = [*listed] or [None]
+        reports = [ml.verify(instance, original, inputs, backend=name) for name in selected]
+        click.echo("\n".join(str(report) for report in reports))
+        if not all(reports):
+            raise SystemExit(1)
+        return
+    names = listed or sorted(plugins.backends(), key=lambda n: (n != "numpy", n))
     if across == "passes":
         names = names[:1]
     report = ml.diff(

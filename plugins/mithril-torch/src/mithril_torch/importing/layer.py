@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from mithril.graph import ModelError
+from mithril.graph import InputError, ModelError
 from mithril_importing.layers import ImportedLayer
 from mithril_importing.patterns import known_layer
 from mithril_torch.importing.interpreter import Interpreter, User
 from mithril_torch.importing.program import Exported
 from mithril_torch.importing.regions import region_of
+from mithril_torch.importing.running import run_module
 from mithril_torch.importing.table import array_of, as_value, cast, dtype_name, filled, is_tensor
 
 
@@ -94,6 +95,14 @@ class TorchModule(ImportedLayer):
                 if not run.has_declared(name):
                     run.tensor(name)
             return tuple(_result(r, run) for r in program.results)
+
+    def run_source(
+        self, source: Any, inputs: Mapping[str, np.ndarray[Any, Any]]
+    ) -> tuple[Iterator[tuple[str, np.ndarray[Any, Any]]], Mapping[str, np.ndarray[Any, Any]]]:
+        """Return the tensors that a module computes for inference, by the node that imports them, and its outputs."""
+        if not isinstance(source, torch.nn.Module):
+            raise InputError(f"the source of this model is a torch.nn.Module, got {type(source).__name__}")
+        return run_module(source, self.evaluation, inputs)
 
     def buffer(self, name: str) -> Any:
         """Return a buffer of the module: a state if the module changes it."""

@@ -45,6 +45,7 @@ class Exported:
     outputs: tuple[str, ...]  # names of the results
     results: tuple[Any, ...]  # node names, or constants
     updates: Mapping[str, str]  # buffer -> node name of its new value
+    selected: tuple[str, ...]  # submodules whose results replace those of the module
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Exported:
         return self  # nothing modifies it
@@ -73,7 +74,7 @@ class _Root(torch.nn.Module):  # type: ignore[misc]
 
 
 @contextmanager
-def _returning(module: torch.nn.Module, outputs: Sequence[str]) -> Iterator[None]:
+def returning(module: torch.nn.Module, outputs: Sequence[str]) -> Iterator[None]:
     """Let a module return the results of its submodules of these names, if any are named."""
     if not outputs:
         yield
@@ -122,7 +123,7 @@ def export(
     """
     first = {id(p): name for name, p in reversed([*module.named_parameters(remove_duplicate=False)])}
     canonical = {name: first[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
-    with kept_whole(), _returning(module, outputs):
+    with kept_whole(), returning(module, outputs):
         program = torch.export.export(_Root(module), args, dict(kwargs), dynamic_shapes=shapes, strict=False)
     program = program.run_decompositions(decompositions())
     params, buffers, constants, inputs = {}, {}, {}, {}
@@ -169,6 +170,7 @@ def export(
         output_names(program.call_spec.out_spec),
         tuple(results),
         updates,
+        tuple(outputs),
     )
 
 

@@ -72,6 +72,13 @@ def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return host.numpy()  # type: ignore[no-any-return]
 
 
+def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Return the tensor of an array."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
 def cast(x: Any, dtype: torch.dtype | str | None) -> Any:
     """Return a tensor, number or size as a tensor of this dtype; without one, unchanged."""
     if dtype is None:

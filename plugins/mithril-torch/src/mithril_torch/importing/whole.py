@@ -1,12 +1,14 @@
 """Operators that ``torch.export`` would resolve with fixed sizes, as operators of their own while a module is exported.
 
 Recurrent layers would become one group of nodes per step, and the CTC loss reads its lengths: both export whole.
+On CPUs they call the function of PyTorch, so an exported program runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,9 +42,16 @@ def _ctc_loss(
     return result
 
 
+def _eager(original: Any, x: Any, states: Any, params: Any, *settings: Any) -> list[torch.Tensor]:
+    results: Any = original(x, states if len(states) > 1 else states[0], params, *settings)
+    return list(results)
+
+
 for _name in _RECURRENT_NAMES:
     _library.impl(_name, _recurrent, "Meta")
+    _library.impl(_name, partial(_eager, getattr(torch._VF, _name)), "CPU")
 _library.impl("ctc_loss", _ctc_loss, "Meta")
+_library.impl("ctc_loss", torch.ctc_loss, "CPU")
 
 
 def _replaced(name: str, original: Any) -> Any:
