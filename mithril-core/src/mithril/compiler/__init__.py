@@ -21,6 +21,7 @@ HOMES = {
         *("option_rows", "resolve_options", "Readable"),
     ),
     "pass_pipeline": ("installed",),
+    "plugin_records": ("compare_plugins", "manifest_of"),
     "program": ("Interface", "ProgramKind", "Program", "ProgramKey", "Results", "assemble_of"),
     "program_summary": ("layer_results", "columns", "format_si"),
     "pure_function": ("PureProgram",),

@@ -14,10 +14,10 @@ from mithril.backend import annotated, check_call, checked, reject_surplus, watc
 from mithril.compiler.call_records import CallRecords
 from mithril.compiler.evaluation import Evaluation
 from mithril.compiler.parameters import UNBOUND, UNKNOWN, Parameters
+from mithril.compiler.plugin_records import inventory
 from mithril.compiler.program import Compiler, Program, ProgramKey, ProgramKind
 from mithril.compiler.program_summary import (
     Explanation,
-    PluginRecord,
     concrete,
     decision_table,
     explanation,
@@ -86,7 +86,6 @@ class CompiledModel:
         *,
         decisions: Decisions,
         options: Mapping[str, Any],
-        plugins: tuple[PluginRecord, ...] = (),
         name: str = "model",
         watchers: tuple[Watcher, ...] = (),
     ) -> None:
@@ -97,7 +96,7 @@ class CompiledModel:
             watch(self)
         self.stages: dict[str, Graph] = {}  # graph after each stage and pass, for save_intermediates=True
         self.decisions = decisions
-        self.plugins = plugins  # installed when this model was compiled, present and absent
+        self.plugins = inventory(backend.name)  # installed when this model was compiled, present and absent
         self.options = options
         self.name = name
         self.specs = dict(specs)  # properties of inputs that were known before the first call

@@ -27,8 +27,8 @@ from mithril.compiler.frontend import Source
 from mithril.compiler.index_checks import IndexCheckedExecutable
 from mithril.compiler.option_table import declared_options
 from mithril.compiler.pass_pipeline import installed
+from mithril.compiler.plugin_records import differences, inventory, manifest
 from mithril.compiler.program import Interface, Program, ProgramKey, Results
-from mithril.compiler.requirements import inventory
 from mithril.graph import (
     Decision,
     Graph,
@@ -63,7 +63,7 @@ class ProgramCache:
         self.store = Store(options["cache_dir"])
         self.declared = declared_options()
         self.reads = not any(options[option.name] for option in self.declared if option.needs_steps)
-        self._base = self._fingerprint(source, passes)
+        self._environment = self._fingerprint(source, passes)
         self._model = source, passes
         self.places: Sequence[str] = getattr(source, "places", ())
         self._options = BuildOptions(options, inference=source.inference, decisions=self.decisions)
@@ -72,27 +72,26 @@ class ProgramCache:
         settings: Any = self.context.options
         values = settings.as_dict()
         relevant = {option.name: values[option.name] for option in self.declared if option.affects == "program"}
+        name = self.backend.name
         try:
-            return fingerprint(
+            self._model_key = fingerprint(
                 source,
                 relevant,
                 self._input_files(),
                 type(self.backend),
                 self.backend.identity(),
-                [_pass_key(one) for one in passes],
                 self.context.target,
                 self.context.level,
-                _environment_key(self.backend.name),
-                inventory(self.backend.name),
             )
+            return fingerprint([_pass_key(one) for one in passes], _environment_key(name), inventory(name))
         except UnhashableObject as what:
             self.decisions.record("ignored", f"cache: {what} has no fingerprint, so programs are not cached")
             return None
 
     def refresh(self) -> None:
         """Take the fingerprint of the model again, after it has learned sizes."""
-        if self._base is not None:
-            self._base = self._fingerprint(*self._model)
+        if self._environment is not None:
+            self._environment = self._fingerprint(*self._model)
 
     def _input_files(self) -> list[Any]:
         """Return the contents of files that options read, so that an edited file changes the key."""
@@ -107,17 +106,26 @@ class ProgramCache:
 
     def key(self, request: ProgramKey) -> str | None:
         """Return the cache key of a program, or None if it cannot be cached."""
-        if self._base is None:
+        if self._environment is None:
             return None
         kind = request.kind
         types = [(name, t) for name, t in request.types]
-        return fingerprint(self._base, types, kind.training, kind.of, kind.wrt, dict(request.constants))
+        program = fingerprint(self._model_key, types, kind.training, kind.of, kind.wrt, dict(request.constants))
+        return f"{program}-{self._environment[:32]}"
+
+    def _note_plugins(self, key: str) -> None:
+        """Record which plugins differ from those that the same program was compiled with last."""
+        earlier = self.store.latest(key.partition("-")[0], ARRAYS) or {}
+        if "plugins" in earlier and (changes := differences(bytes(earlier["plugins"]).decode(), self.backend.name)):
+            self.decisions.record("choice", f"cache: compiled again, as plugins differ: {'; '.join(changes)}")
 
     def load(self, request: ProgramKey, graphs: Graphs) -> Program | None:
         """Return the cached program, or None; ``graphs`` compile those again that the entry does not contain."""
         key = self.key(request) if self.reads else None
         parts = self.store.get(key, ARRAYS) if key is not None else None
         if parts is None:
+            if key is not None:
+                self._note_plugins(key)
             return None
         if "exact" in parts:
             raise ExactSizesRequired(bytes(parts["exact"]).decode())
@@ -156,6 +164,7 @@ class ProgramCache:
         parts = {
             **({ARRAYS: binary[ARRAYS]} if ARRAYS in binary else {}),  # the first part can be mapped
             **binary,
+            "plugins": manifest(inventory(self.backend.name), self.backend.name).encode(),
             "about": json.dumps(description).encode(),
             "guards": to_text(guards, origins=False).encode(),
             **{name: to_text(graph).encode() for name, graph in self._graphs(program).items()},

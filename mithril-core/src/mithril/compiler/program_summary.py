@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from mithril.compiler.program import Compiled, Compiler, Program, ProgramKey, ProgramKind
 from mithril.graph import Decisions, Graph, TensorType, Value, flops, is_static, numel, visible
 from mithril.passes import PipelineReport
-from mithril.system import notebook, package_content
+from mithril.system import notebook
 
 
 def format_si(number: float) -> str:
@@ -116,26 +116,6 @@ def _typical_size(size: Any) -> int:
     from mithril.graph import substitute, symbols
 
     return int(substitute(size, {s.name: max(s.low, 1) for s in symbols(size)}))
-
-
-@dataclass(frozen=True, slots=True)
-class PluginRecord:
-    """A plugin that was installed when a model was compiled: present or absent, with the reasons."""
-
-    name: str
-    distribution: str
-    version: str
-    module: str
-    state: str  # "present" or "absent"
-    problems: tuple[str, ...]  # why it, or a part of it, was not in use
-
-    @property
-    def content(self) -> str:
-        """A hash of the code of the plugin's package."""
-        return package_content(self.module.partition(".")[0])
-
-    def __str__(self) -> str:
-        return f"{self.distribution} {self.version}: {'; '.join((self.state, *self.problems))}"
 
 
 def named_types(interface: Graph) -> dict[str, TensorType]:

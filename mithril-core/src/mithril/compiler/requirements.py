@@ -21,7 +21,7 @@ from mithril.backend import (
 from mithril.compiler.memory_usage import MemoryUse, ProgramMemory, largest_sizes, memory_use
 from mithril.compiler.option_table import Settings
 from mithril.compiler.partition import TAG
-from mithril.compiler.program_summary import PluginRecord
+from mithril.compiler.plugin_records import SHAPING
 from mithril.compiler.signature import InputSpec
 from mithril.graph import (
     Decisions,
@@ -257,10 +257,6 @@ def record_providers(context: CompileContext, source: Any) -> None:
         context.decisions.record("plugin", part)
 
 
-# The hooks whose entries can change a program; a failing observer warns when it fails.
-SHAPING = frozenset(
-    f"mithril_{name}" for name in ("backends", "passes", "options", "ops", "lowerings", "targets", "frontends")
-)
 _warned: set[str] = set()
 
 
@@ -283,21 +279,6 @@ def record_absences(context: CompileContext) -> None:
             message = f"{plugin.origin} is {extent}: {reason} ({problem.hint})"
             context.decisions.record("ignored", message, warning=PluginWarning, warn=message not in _warned)
             _warned.add(message)
-
-
-def inventory(backend: str) -> tuple[PluginRecord, ...]:
-    """Return the installed plugins, present and absent, as programs for a backend depend on them."""
-    return tuple(
-        PluginRecord(
-            plugin.name,
-            plugin.distribution,
-            plugin.version,
-            plugin.module,
-            "absent" if plugin.loaded is None else "present",
-            tuple(problem.what for problem in plugin.losses(SHAPING, backend)),
-        )
-        for plugin in plugins.found()
-    )
 
 
 def _of(kind: str, names: Iterable[Any], entries: Mapping[str, Entry[Any]]) -> Iterator[str]:

@@ -30,14 +30,7 @@ from mithril.compiler.pass_pipeline import optimization_level
 from mithril.compiler.pipeline import Pipeline, ProgramGraphs
 from mithril.compiler.program import Interface, Program, ProgramKey, Results
 from mithril.compiler.program_cache import Graphs, exact_sizes_saved, lowered_once
-from mithril.compiler.requirements import (
-    PLANNED,
-    check_memory,
-    check_trainable,
-    defer,
-    inventory,
-    outside_of_batches,
-)
+from mithril.compiler.requirements import PLANNED, check_memory, check_trainable, defer, outside_of_batches
 from mithril.compiler.session import Session
 from mithril.compiler.signature import CALL_OPTIONS
 from mithril.graph import Decisions, DTypeError, Graph, Input, InputError, OptionError, TensorType, bind
@@ -100,7 +93,6 @@ def _compiled_model(session: Session, observers: Observers) -> CompiledModel:
         session.specs,
         compiler,
         decisions=session.decisions,
-        plugins=inventory(session.backend.name),
         options={**settings.as_dict(), **of_calls, "inference": session.inference},
         name=session.source.name,
         watchers=observers.watchers,

@@ -233,6 +233,24 @@ class Plugins(Answers, HookCalls):
 
         return self.once(f"mithril_lowerings {backend}", ask)
 
+    def parts_of_programs(self, backend: str) -> dict[str, tuple[str, ...]]:
+        """Return how plugins can change programs for ``backend``, by their origin: "backend", "deciders", ..."""
+
+        def ask() -> dict[str, tuple[str, ...]]:
+            self.loader.load_all()
+            hooks = ("mithril_amend_pipeline", "mithril_run_pass", "mithril_build")
+            entry = self.backends().get(backend)
+            parts: dict[str, set[str]] = {
+                "backend": {entry.origin} if entry is not None else set(),
+                "deciders": {plugin.origin for hook in hooks for plugin, _ in self.loader.implementations(hook)},
+                "lowerings": {offer.origin for offers in self.lowerings(backend).values() for offer in offers},
+                "passes": {one.origin for one in self.passes().values() if one.spec.level is not None},
+            }
+            origins = sorted(set().union(*parts.values()))
+            return {origin: tuple(part for part, owners in parts.items() if origin in owners) for origin in origins}
+
+        return self.once(f"parts of programs for {backend}", ask)
+
     def _is_of_an_operation(self, answer: Entry[Lowering], backend: str) -> bool:
         try:
             registry.operation_name(answer.spec.op, self._ops())

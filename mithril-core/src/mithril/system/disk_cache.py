@@ -73,6 +73,14 @@ class Store:
             os.utime(file)
         return parts
 
+    def latest(self, prefix: str, mapped: str | None = None) -> dict[str, Any] | None:
+        """Return the parts of the entry that was used last, of those whose keys begin with ``prefix``."""
+        entries = []
+        for path in self.folder.glob(f"{prefix[:2]}/{prefix}*{SUFFIX}"):
+            with contextlib.suppress(OSError):  # evicted by another process
+                entries.append((path.stat().st_mtime, path.stem))
+        return self.get(max(entries)[1], mapped) if entries else None
+
     def put(self, key: str, parts: Mapping[str, bytes | bytearray]) -> None:
         """Write an entry atomically: concurrent readers see the old or the new one."""
         sizes = [(name, len(data)) for name, data in parts.items()]

@@ -278,10 +278,12 @@ def from_onnx(
     node, are the rows of results whose size depends on data: ``{"NonMaxSuppression": 100}``. Rows beyond their number,
     which becomes an output ``NAME_rows``, are padding.
     """
-    file = read(source)
+    return _model(read(source), tuple(outputs or ()), operators or {}, constants or {}, tuple(inputs), bounds or {})
+
+
+def _model(file: OnnxFile, *selection: Any) -> OnnxModel:
     with damage(file.name):
-        layer = OnnxGraph(file, tuple(outputs or ()), operators or {}, constants or {}, tuple(inputs), bounds or {})
-        model = OnnxModel(layer)
+        model = OnnxModel(OnnxGraph(file, *selection))
         model.name = identifier(file.proto.graph.name or "model")
     return model
 
@@ -303,9 +305,12 @@ def damage(name: str) -> Iterator[None]:
 
 def load(path: str | os.PathLike[str], *, backend: Any = None, **options: Any) -> Any:
     """Load an ONNX file as a compiled model for inference."""
-    from mithril.compiler import compile
+    from mithril.compiler import compare_plugins, compile
 
-    return compile(from_onnx(path), backend, **{"inference": True, **options})
+    file = read(path)
+    compiled = compile(_model(file, (), {}, {}, (), {}), backend, **{"inference": True, **options})
+    compare_plugins(compiled, {p.key: p.value for p in file.proto.metadata_props}.get("mithril.plugins"), path)
+    return compiled
 
 
 def source(model: Any, *, outputs: Sequence[str] | None, inference: bool) -> Any:

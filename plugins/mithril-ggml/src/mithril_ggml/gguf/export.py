@@ -13,7 +13,7 @@ import numpy as np
 
 import mithril
 from mithril import ops
-from mithril.compiler import InputSpec, ProgramKey, ProgramKind
+from mithril.compiler import InputSpec, ProgramKey, ProgramKind, manifest_of
 from mithril.graph import (
     Decisions,
     Dim,
@@ -85,7 +85,9 @@ def export_gguf(
     packed = packing.packed(arrays) if packing is not None else {}
     if packing is not None:
         graph = _without_ternarize(graph, {e.input.value for e in packing.entries if e.ternary})
-    _write(Path(os.fspath(path)), graph, arrays, packed, str(recipe), compiled.name, metadata or {})
+    _write(
+        Path(os.fspath(path)), graph, arrays, packed, str(recipe), compiled.name, metadata or {}, manifest_of(compiled)
+    )
     return decisions
 
 
@@ -165,6 +167,7 @@ def _write(
     recipe: str,
     name: str,
     metadata: Mapping[str, Any],
+    plugins: str,
 ) -> None:
     """Write the file atomically, next to the target first."""
     for text in (name, *(i.name for i in graph.inputs), *graph.output_names):
@@ -176,6 +179,7 @@ def _write(
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         writer.add_uint32("mithril.format", FORMAT)
         writer.add_string("mithril.version", mithril.__version__)
+        writer.add_string("mithril.plugins", plugins)
         writer.add_string("mithril.graph", to_text(graph, origins=False))
         writer.add_array("mithril.inputs", [i.name for i in graph.with_role("input")])
         writer.add_array("mithril.outputs", list(graph.output_names))

@@ -16,6 +16,7 @@ from mithril.compiler import (
     Program,
     ProgramKey,
     Results,
+    compare_plugins,
     compile,
     initialize,
     make_backend,
@@ -66,6 +67,7 @@ def load_gguf(
         compiled = _as_in_the_file(file, graph, runner, settings, options)
     else:
         compiled = compile(graph, runner, **{"inference": True, **options})
+    compare_plugins(compiled, _plugins(file), file.path, compiles=not isinstance(runner, GGMLBackend))
     roles = {i.name: i.role for i in graph.arguments}
     arrays = {name: _array(runner, x, settings["static_inference"]) for name, x in values.items()}
     params = {name: x for name, x in arrays.items() if roles[name] == "param"}
@@ -185,6 +187,11 @@ def _graph(file: GGUFFile) -> Graph:
     if terminal_names != ([i.name for i in graph.with_role("input")], list(graph.output_names)):
         raise InputError(f"'{file.path}': the names of inputs and outputs are not those of its graph")
     return graph
+
+
+def _plugins(file: GGUFFile) -> str | None:
+    """Return the list of plugins of the file; files of earlier versions have none."""
+    return file.text("mithril.plugins") if "mithril.plugins" in file.metadata else None
 
 
 def read_graph(text: str) -> Graph:

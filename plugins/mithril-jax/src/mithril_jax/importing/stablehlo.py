@@ -16,6 +16,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as dialect
 
 from mithril import ops
+from mithril.compiler import manifest_of
 from mithril.graph import (
     Builder,
     Decisions,
@@ -36,6 +37,7 @@ CONTROL = ("while", "if", "case", "composite")
 RETURNS = ("stablehlo.return", "func.return")
 MISTAKES = (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError)
 BYTECODE = b"ML\xefR"  # the first bytes of a portable artifact, such as those of jax.export
+PLUGINS = "mithril.plugins"  # attribute of the module
 DEEPEST = 100  # calls inside calls
 
 
@@ -45,8 +47,10 @@ def from_stablehlo(source: Any, *, params: Mapping[str, Any] | None = None) -> M
     Inputs and outputs have the names that ``compiled.export`` or JAX wrote; otherwise ``arg0``, ``output0``.
     ``params`` gives arrays to inputs by name, which become trainable parameters.
     """
-    text = _content(source)
-    program = Program(text)
+    return _model(Program(_content(source)), params)
+
+
+def _model(program: Program, params: Mapping[str, Any] | None) -> Model:
     unknown = [name for name in params or {} if name not in program.inputs]
     if unknown:
         raise InputError(
@@ -68,9 +72,13 @@ def _open_sizes(name: str, shape: Sequence[int | None]) -> list[int | str]:
 
 def load(path: str | os.PathLike[str], *, backend: Any = None, **options: Any) -> Any:
     """Load a StableHLO file as a compiled model for inference."""
-    from mithril.compiler import compile
+    from mithril.compiler import compare_plugins, compile
 
-    return compile(from_stablehlo(path), backend, **{"inference": True, **options})
+    program = Program(_content(path))
+    compiled = compile(_model(program, None), backend, **{"inference": True, **options})
+    saved = program.module.operation.attributes
+    compare_plugins(compiled, ir.StringAttr(saved[PLUGINS]).value if PLUGINS in saved else None, path)
+    return compiled
 
 
 def _content(source: Any) -> str | bytes:
@@ -347,4 +355,5 @@ def to_stablehlo(compiled: Any) -> str:
         (function,) = [f for f in module.body.operations if str(f.attributes["sym_name"]) == '"main"']
         labels = [ir.DictAttr.get({"mithril.name": ir.StringAttr.get(n)}) for n in names]
         function.attributes["arg_attrs"] = ir.ArrayAttr.get(labels)
+        module.operation.attributes[PLUGINS] = ir.StringAttr.get(manifest_of(compiled))
     return str(module)

@@ -12,6 +12,7 @@ import onnx
 import onnx.checker
 import onnx.helper as helper
 
+from mithril.compiler import manifest_of
 from mithril.graph import (
     Decisions,
     Graph,
@@ -87,10 +88,12 @@ def to_onnx(
     proto = helper.make_graph(
         [*writer.prologue, *writer.nodes], graph.name or "model", inputs, outputs, writer.initializers
     )
-    return helper.make_model(
+    model = helper.make_model(
         proto, opset_imports=[helper.make_opsetid("", opset)], producer_name="mithril", producer_version=__version__,
         ir_version=IR_VERSIONS[opset],
     )  # fmt: skip
+    helper.set_model_props(model, {"mithril.plugins": manifest_of(compiled)})
+    return model
 
 
 def inference_graph(compiled: Any) -> Graph:
