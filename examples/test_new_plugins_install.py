@@ -29,3 +29,14 @@ def test_all_kinds_install_and_pass(tmp_path):
     assert [kind for kind in KINDS if f"\nshiny-{kind} " not in listed] == []
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "--import-mode=importlib", "--rootdir", tmp_path]
     assert " passed" in run(*command, *(folder / "tests" for folder in folders), cwd=tmp_path, env=environment)
+
+
+def test_generated_plugin_is_verified(tmp_path):
+    for place, text in render("target", facts("target", "shiny")).items():
+        path = tmp_path / "mithril-shiny" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    command = [sys.executable, "-m", "mithril", "plugins", "verify", "mithril-shiny", "--offline"]
+    name = "mithril_shiny-0.1.0-py3-none-any.whl"
+    assert run(*command, cwd=tmp_path).startswith(f"{name}: kit 1, ")
+    assert (tmp_path / "dist" / name).exists()

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+import mithril_testing_summary as summary
 from mithril import plugins
 from mithril.backend import Backend, BuildOptions, ExactSizesRequired
 from mithril.derivatives import gradients
@@ -188,8 +189,8 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
                 raise
             if excluded:
                 record_excluded(type(self))
-                pytest.skip(f"the conditions of the lowerings exclude this call of: {', '.join(sorted(excluded))}")
-            pytest.skip(f"also needs rows for: {', '.join(sorted(missing))}")
+                pytest.skip(f"{summary.EXCLUDED} this call of: {', '.join(sorted(excluded))}")
+            pytest.skip(f"{summary.NEEDS_ROWS}: {', '.join(sorted(missing))}")
 
     @classmethod
     def _is_lowered(cls, name: str) -> bool:

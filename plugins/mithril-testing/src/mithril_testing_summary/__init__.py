@@ -6,14 +6,17 @@ it imports nothing but pytest. Workers hand their tallies over when they end.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+NEEDS_ROWS, EXCLUDED = "also needs rows for", "the conditions of the lowerings exclude"  # reasons of partial backends
 KEY, SECONDS = "mithril_conformance", "mithril_processor_seconds"
 
 
@@ -52,6 +55,32 @@ tallies: dict[str, Tally] = {}  # by the class's module and name
 worker_seconds: list[float] = []  # processor time of workers that have ended
 
 
+verdicts: Counter[str] = Counter()  # of the cases of the kit: "passed", "failed", and "partial" as declared
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help_text = "write the counts of the conformance kit as JSON, for mithril plugins verify"
+    parser.addoption("--kit-summary", metavar="FILE", help=help_text)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Mark the cases of the kit, whose reports the controlling process of pytest-xdist receives."""
+    classes = getattr(getattr(item, "cls", None), "__mro__", ())
+    if any(c.__module__.partition(".")[0] == "mithril_testing" for c in classes):
+        item.user_properties.append((KEY, True))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count a case of the kit once; one that does not apply to a complete backend either counts as none."""
+    if (KEY, True) not in map(tuple, report.user_properties):
+        return
+    is_partial = hasattr(report, "wasxfail") or any(text in report.longreprtext for text in (NEEDS_ROWS, EXCLUDED))
+    if report.skipped and is_partial:
+        verdicts["partial"] += 1
+    elif report.failed or (report.passed and report.when == "call"):
+        verdicts[report.outcome] += 1
+
+
 def merge(tallies_of_worker: Mapping[str, Mapping[str, Any]]) -> None:
     """Add the tallies of another process; all processes collect the same classes."""
     for key, other in tallies_of_worker.items():
@@ -62,11 +91,14 @@ def merge(tallies_of_worker: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand the tallies of a worker over."""
+    """Hand the tallies of a worker over, and write the counts of the run."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output[KEY] = {key: asdict(tally) for key, tally in tallies.items()}
         output[SECONDS] = time.process_time()
+    elif path := session.config.getoption("--kit-summary"):
+        counts = {verdict: verdicts[verdict] for verdict in ("passed", "failed", "partial")}
+        Path(path).write_text(json.dumps(counts))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,19 +16,24 @@ from mithril.compiler import option_registry, option_rows
 from mithril.graph import PASS_LEVELS
 from mithril.plugins import Entry, PassSpec, Plugin, pip_hints
 from mithril_tools.cli.output import console, json_option, print_json, show
+from mithril_tools.cli.verify import summary_of, verify
 
 if TYPE_CHECKING:
     from mithril.graph import Graph
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @json_option
-def plugins(as_json: bool) -> None:
+@click.pass_context
+def plugins(context: click.Context, as_json: bool) -> None:
     """List the installed plugins, the things they provide, and their state.
 
+    `mithril plugins verify FOLDER` checks a distribution before publication; the column "verified" has the result.
     A backend is registered until its framework is imported; `mithril doctor` imports it. The exit status is 1 if a
     plugin is not, or not entirely, in use.
     """
+    if context.invoked_subcommand is not None:
+        return
     option_registry()  # detects two owners of one option
     entries = installed.all()
     provides: dict[int, dict[str, list[str]]] = {id(plugin): {} for plugin in entries}
@@ -40,6 +45,9 @@ def plugins(as_json: bool) -> None:
         _show_plugins(entries, provides)
     if faults(entries):
         raise SystemExit(1)
+
+
+plugins.add_command(verify)
 
 
 def faults(entries: Iterable[Plugin]) -> list[str]:
@@ -60,10 +68,12 @@ def _show_plugins(entries: Sequence[Plugin], provides: Mapping[int, dict[str, li
             "distribution": plugin.distribution,
             "version": plugin.version,
             "state": _state(plugin, provides[id(plugin)]),
+            "verified": summary_of(plugin.distribution),
         }
         for plugin in entries
     ]
-    show(rows, ["name", "kind", "distribution", "version", "state"], out)
+    verified = ["verified"] if any(row["verified"] for row in rows) else []
+    show(rows, ["name", "kind", "distribution", "version", "state", *verified], out)
     for fault in faults(entries):
         out.print(f"\n{escape(fault)}")
 
@@ -76,6 +86,7 @@ def _plugin_data(plugin: Plugin, provides: dict[str, list[str]]) -> dict[str, An
         "module": plugin.module,
         "state": _state(plugin, provides),
         "provides": provides,
+        "verified": summary_of(plugin.distribution),
         "problems": [
             {"state": p.state, "what": p.what, "facts": list(p.facts), "hint": p.hint} for p in plugin.problems
         ],
