@@ -12,7 +12,7 @@ from typing import Any
 
 from mithril import ops
 from mithril.backend import Backend, lifetimes, nbytes
-from mithril.graph import Graph, Input, Node, Value, symbols
+from mithril.graph import Graph, Input, Node, Value, is_recomputed, symbols
 
 SOURCES = {
     "arena": "exact: one planned arena",
@@ -117,8 +117,9 @@ def input_bytes(
 
 def alive(graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None) -> int:
     """Return the peak of values, results and scratch memory over all steps, in bytes."""
-    # Values live until the end of a call, so that no buffer takes the place of another.
-    if backend.capabilities.memory == "holds":
+    # Values live until the end of a call, so that no buffer takes the place of another. A program with checkpoints
+    # waits for each operation instead.
+    if backend.capabilities.memory == "holds" and not any(map(is_recomputed, graph.nodes)):
         buffers = lifetimes(graph, sizes, in_place=backend.overwrites, views=views_of(graph, backend).__contains__)
         return sum(b.size for b in buffers) + sum(_working(node, backend, sizes) for node in graph.nodes)
     steps = len(graph.nodes)

@@ -61,6 +61,7 @@ HOMES = {
     "text": ("structurally_equal", "structural_hash", "to_text"),
     "traits": (
         *("is_addition", "is_cheap", "is_expensive", "is_fold", "is_layout", "is_matrix_transpose"),
+        "is_recomputed",
         *("is_permutation", "is_product", "is_source", "is_unchanged", "is_view", "is_windowed_product"),
         *("linear_in", "precision", "reads_rows", "sample_nodes"),
     ),

@@ -69,6 +69,11 @@ def is_layout(node: Node) -> bool:
     return _holds_for_all(node, lambda inner: bool(inner.op.moves and axes_of(inner).is_layout))
 
 
+def is_recomputed(node: Node) -> bool:
+    """Whether a node repeats a part of the forward pass for the backward pass, to save memory."""
+    return node.tags.get("phase") == "recomputed"
+
+
 def is_view(node: Node) -> bool:
     """Whether the result has the operand's elements in the same row-major order, so that both can share a buffer."""
     op = node.op

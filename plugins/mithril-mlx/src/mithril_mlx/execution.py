@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from threading import Lock
 from typing import Any
 
 from mithril.backend import BuildOptions, Forward
-from mithril.graph import Graph, Node, OptionError, iterate
+from mithril.graph import Graph, Node, OptionError, is_recomputed, iterate
 from mithril.ops import if_op, while_op
 from mithril_mlx.blas import Blas
 from mithril_mlx.mlx_loader import BLAS, mx
@@ -20,26 +21,39 @@ def runner(
     run: Any = _compiled(forward, graph, options, device, on_host)
     device_ = getattr(mx, device)
     donated = [i.name for i in graph.inputs if i.tags.get("donated") and i.role == "state"]
-    limit = _threads(options, device)
-    if limit is None:
+    threads = _threads(options, device)
+    is_checkpointed = any(map(is_recomputed, graph.nodes))
 
-        def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-            with mx.stream(device_):
-                outputs = run(params, inputs)
-                hand_over(inputs, donated)
-                mx.eval(outputs)
-            return outputs  # type: ignore[no-any-return]
-
-        return call
-
-    def call_with_threads(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        with mx.stream(device_), blas_threads(BLAS, limit):
+    def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        with ExitStack() as contexts:
+            contexts.enter_context(mx.stream(device_))
+            if threads is not None:
+                contexts.enter_context(blas_threads(BLAS, threads))
             outputs = run(params, inputs)
             hand_over(inputs, donated)
+            if is_checkpointed:
+                contexts.enter_context(memory_before_speed())
             mx.eval(outputs)
         return outputs  # type: ignore[no-any-return]
 
-    return call_with_threads
+    return call
+
+
+MEMORY_LIMIT = Lock()  # the limit is one number of the process
+
+
+@contextmanager
+def memory_before_speed() -> Iterator[None]:
+    """Let MLX start an operation only when those before it have finished.
+
+    Otherwise up to ten operations wait with their results allocated (MLX 0.32), and checkpoints save little.
+    """
+    with MEMORY_LIMIT:
+        before = mx.set_memory_limit(1)  # above its limit MLX waits for running operations, but still allocates
+        try:
+            yield
+        finally:
+            mx.set_memory_limit(before)
 
 
 def hand_over(inputs: Mapping[str, Any], donated: Sequence[str]) -> None:

@@ -18,7 +18,6 @@ from mithril.backend import (
     integers,
     is_half,
     is_integer,
-    operands_unchanged,
     operators,
     python_control,
     reduction_identity,
@@ -226,7 +225,11 @@ def _triangle(call: Call) -> str:
     return f"{call.helper(helpers.triangle)}({call.array('x')}, mx.{call.node.op.name}, {call.k})"
 
 
-table.function("barrier", view=True)(operands_unchanged)
+@table.function("barrier", view=True)
+def _barrier(call: Call) -> str:
+    # MLX evaluates an operation as soon as its operands exist: each result waits for all operands.
+    operands = ", ".join(str(x) for x in call.operands)
+    return f"mx.depends([{operands}], [{operands}])"
 
 
 @table.function("iota")

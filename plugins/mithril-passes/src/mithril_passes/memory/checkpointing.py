@@ -34,7 +34,10 @@ def gradient_checkpointing(graph: Graph, context: PassContext) -> Graph:
         context.record("ignored", "gradient_checkpointing: there are no residuals to recompute")
         return graph
     context.record("choice", f"gradient checkpointing in {len(cuts) + 1} segments")
-    return Recompute(graph, forward, backward, cuts).run()
+    # A lazy engine computes complete gradients last, and holds their operands until then, unless the next segment
+    # waits for them.
+    is_lazy = context.backend is not None and context.backend.capabilities.memory == "holds"
+    return Recompute(graph, forward, backward, cuts, is_lazy=is_lazy).run()
 
 
 def split_forward_backward(graph: Graph) -> tuple[list[Node], list[Node]]:
@@ -110,7 +113,10 @@ def _cuts(running: Sequence[int], crossing: Sequence[int], count: int) -> list[i
 class Recompute:
     """Builder of the new backward pass."""
 
-    def __init__(self, graph: Graph, forward: Sequence[Node], backward: Sequence[Node], cuts: Sequence[int]) -> None:
+    def __init__(
+        self, graph: Graph, forward: Sequence[Node], backward: Sequence[Node], cuts: Sequence[int], *, is_lazy: bool
+    ) -> None:
+        self.is_lazy = is_lazy
         self.graph, self.forward, self.backward = graph, list(forward), list(backward)
         self.node_index = {v: k for k, n in enumerate(forward) for v in n.results}
         self.segment = {}
@@ -225,10 +231,13 @@ class Recompute:
         before = [v for n in reversed(self.out) for v in n.results if v in self.late]
         cotangents = [i.value for i in self.graph.with_role("cotangent")]
         awaited = [v for v in dict.fromkeys([*late_operands, *before, *cotangents]) if self._is_awaited(v)]
-        return [v for v in awaited if not self._is_turned(v)][:1] or awaited[:1]
+        straight = [v for v in awaited if not self._is_turned(v)] or awaited[:1]
+        return straight if self.is_lazy else straight[:1]
 
     def _is_awaited(self, value: Value) -> bool:
-        """Whether a pending node uses the value."""
+        """Whether a pending node uses the value, or a caller of a lazy engine."""
+        if self.is_lazy and value in self.graph.outputs and value not in self.node_index:
+            return True
         return any(user in self.pending for user in self.graph.users.get(value, ()))
 
     def _is_turned(self, value: Value) -> bool:
