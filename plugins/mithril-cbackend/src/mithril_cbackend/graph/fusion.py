@@ -15,6 +15,7 @@ import numpy as np
 from mithril import ops
 from mithril.backend import memory_plan
 from mithril.graph import DType, Graph, Node, TensorType, Value, dtype as as_dtype, is_expensive
+from mithril_cbackend.graph.call_layout import at_aligned_address
 from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
 from mithril_cbackend.graph.index_ranges import IndexRanges
 from mithril_cbackend.lowering.attention import attention, attention_match
@@ -411,6 +412,7 @@ class FusionPlanner:
             elements = constant_elements(self.graph, node.operands[1], node.op in (ops.matmul, ops.dot, ops.conv))
             packed = None if elements is None else lowering.prepare(kernel, elements, self.machine)
             if packed is not None:
+                packed = at_aligned_address(packed)
                 right = node.operands[1]
                 assert right is not None
                 kernel.prepared = {

@@ -16,7 +16,7 @@ import numpy as np
 from mithril.backend import ExactSizesRequired, memory_plan
 from mithril.graph import Dim, Graph, Node, Registry, TensorType, Value, dtype as as_dtype, iterate, symbols
 from mithril_cbackend import tir as t
-from mithril_cbackend.graph.call_layout import ARENA, Layout
+from mithril_cbackend.graph.call_layout import ARENA, Layout, at_aligned_address
 from mithril_cbackend.graph.fusion import FusionPlan, Step, group
 from mithril_cbackend.lowering.element.element_reader import shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel
@@ -270,7 +270,9 @@ class ProgramEmitter:
         slot = self.constant_slots.get(id(data))
         if slot is None:
             slot = self.constant_slots[id(data)] = self.slot()
-            self.constants[slot] = np.asarray(data, order="C")
+            data = np.asarray(data, order="C")
+            # Reading more than the cache holds takes the time of the memory, wherever vectors begin.
+            self.constants[slot] = at_aligned_address(data) if data.nbytes <= self.machine.cache else data
         return slot
 
     # -- calls ----------------------------------------------------------------------------------------------------

@@ -11,11 +11,33 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from mithril_cbackend.c_names import is_taken
-from mithril_cbackend.tir.expr import Buffer, Expr, address_of, cast, index, load, not_equal, shuffle, vector
+from mithril_cbackend.tir.expr import (
+    POSITION,
+    Buffer,
+    Expr,
+    address_of,
+    cast,
+    index,
+    load,
+    not_equal,
+    reads,
+    shuffle,
+    vector,
+)
 from mithril_cbackend.tir.tvm_api import PointerType, PrimType, nodes, stmt, tirx, tvm, tvm_ffi, undefined_vars
 
 Stmt = Any
 SERIAL, PARALLEL, VECTORIZED, UNROLLED = (stmt.ForKind(k) for k in range(4))
+
+
+@dataclass(frozen=True)
+class VectorLoop:
+    """A loop whose iterations are the lanes of vectors."""
+
+    variable: Expr
+    lanes: int
+    enclosing: list[Stmt]  # the statements before it
+    varying: set[str]  # variables and named values that differ between lanes, or are unknown before the loop
 
 
 class Code:
@@ -27,7 +49,7 @@ class Code:
         self.names: dict[str, Buffer] = {}  # arrays of ``let``, which are written once
         self.helpers: dict[str, Function] = {}  # called functions by name
         self.pieces: dict[str, Piece] = {}  # called functions that are not TIR
-        self._vector: tuple[Expr, int, list[Stmt]] | None = None  # the current vector loop, and the block around it
+        self._vector: VectorLoop | None = None  # the current vector loop
 
     def name(self, stem: str) -> str:
         """Return a name that is still unused in this function."""
@@ -60,17 +82,32 @@ class Code:
         # TVM's own bindings are unsuitable: its analysis substitutes them back, in exponential time, and fails on
         # vectors of bools. It does not touch an array of one element (in vector loops, of one vector).
         stored_dtype = "uint8" if value.dtype == "bool" else value.dtype
-        position: Any = 0
-        if self._vector is None:
+        stored_value, vector, position = cast(value, stored_dtype), self._vector, index(0)
+        if vector is None:
             buffer = self.alloc(name, 1, stored_dtype)
+            self.store(buffer, 0, stored_value)
+        elif self._is_uniform(value, vector):
+            # As a vector it would turn the loads and stores at positions that it is part of into gathers and scatters.
+            buffer = self._local(name, 1, stored_dtype)
+            vector.enclosing.append(stmt.AllocBuffer(buffer))
+            vector.enclosing.append(stmt.BufferStore(buffer, stored_value.node, [position.node]))
         else:
-            position, lanes, enclosing = self._vector
-            buffer = self._local(name, lanes, stored_dtype)
-            enclosing.append(stmt.AllocBuffer(buffer))
+            position = vector.variable
+            buffer = self._local(name, vector.lanes, stored_dtype)
+            vector.enclosing.append(stmt.AllocBuffer(buffer))
+            vector.varying.add(buffer.name)
+            self.store(buffer, position, stored_value)
         self.names[buffer.name] = buffer
-        self.store(buffer, position, cast(value, stored_dtype))
         element = load(buffer, position)
         return not_equal(element, 0) if value.dtype == "bool" else element
+
+    def _is_uniform(self, value: Expr, vector: VectorLoop) -> bool:
+        """Whether a value is a position that is the same for all lanes, and known before the vector loop."""
+        if value.dtype != POSITION:
+            return False
+        return all(
+            name not in vector.varying and (is_variable or name in self.names) for name, is_variable in reads(value)
+        )
 
     def _local(self, name: str, size: int, dtype: str) -> Buffer:
         return tirx.decl_buffer((index(size).node,), dtype, name=self.name(name), scope="local", layout=None)
@@ -164,7 +201,9 @@ class Code:
         variable = Expr(tirx.Var(self.name(name), "int32"))
         enclosing = self._vector
         if kind == VECTORIZED:
-            self._vector = (variable, extent, self._open[-1])
+            self._vector = VectorLoop(variable, extent, self._open[-1], {variable.node.name})
+        elif enclosing is not None:
+            enclosing.varying.add(variable.node.name)
         with self.block() as body:
             yield variable
         self._vector = enclosing

@@ -8,7 +8,7 @@ TVM's own operators take ``x * 0.0`` for zero although x may be nan.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
 from typing import Any, overload
 
@@ -323,13 +323,24 @@ def pointed(node: Any) -> str:
 
 def mentions(node: Any, var: Any) -> bool:
     """Whether an expression reads a variable."""
+    return any(isinstance(y, tirx.Var) and y.same_as(var) for y in _leaves(node))
+
+
+def reads(x: Expr) -> Iterator[tuple[str, bool]]:
+    """Yield the names of the variables and buffers that an expression reads, and whether each is a variable."""
+    for y in _leaves(x.node):
+        yield (y.name, True) if isinstance(y, tirx.Var) else (y.source.name, False)
+
+
+def _leaves(node: Any) -> Iterator[Any]:
+    """Yield the variables and loads of an expression."""
     pending = [node]
     while pending:
         y = pending.pop()
         if isinstance(y, tirx.Var):
-            if y.same_as(var):
-                return True
+            yield y
         elif isinstance(y, tvm.ir.TensorLoad):
+            yield y
             pending += list(y.indices)
         elif isinstance(y, nodes.Call):
             pending += list(y.args)
@@ -338,4 +349,3 @@ def mentions(node: Any, var: Any) -> bool:
                 getattr(y, k) for k in ("a", "b", "value", "condition", "true_value", "false_value") if hasattr(y, k)
             ]
             pending = [z for z in pending if not isinstance(z, (int, float, str))]
-    return False

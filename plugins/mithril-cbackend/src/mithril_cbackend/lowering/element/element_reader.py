@@ -156,7 +156,8 @@ class Reader:
             flat = t.index(flat)
         for k, n in enumerate(shape):
             i = self.position(flat) // math.prod(shape[k + 1 :])
-            out.append(self.position(i % n if k and n != 1 else (i if n != 1 else 0)))
+            is_first = math.prod(shape[:k]) == 1  # only axes of size 1 precede it
+            out.append(0 if n == 1 else self.position(i if is_first else i % n))
         return tuple(out)
 
     def position(self, index: Any) -> Any:
