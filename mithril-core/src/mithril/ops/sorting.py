@@ -25,7 +25,8 @@ from mithril.graph import (
     same_shape,
     sample,
 )
-from mithril.ops.along_axis import take_along_axis
+from mithril.ops.along_axis import scatter_add_along_axis, take_along_axis
+from mithril.ops.creation import full
 from mithril.ops.slicing import narrow
 
 
@@ -94,6 +95,11 @@ def top_k(x, *, k: int, axis: Axis = -1):
         raise ShapeError(f"top_k: k={k} exceeds the {size} elements of axis {axis}", facts=[f"accepted: 0 to {size}"])
     indices = narrow(argsort(x, axis=axis, descending=True), axis, 0, k)
     return take_along_axis(x, indices, axis=axis), indices
+
+
+@top_k.vjp
+def _(g, y, x, *, k, axis):
+    return (scatter_add_along_axis(full(shape=x.shape, value=0, dtype=x.dtype), y[1], g[0], axis=axis),)
 
 
 __all__ = ["argsort", "sort", "top_k"]

@@ -28,7 +28,7 @@ from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.views import view
 from mithril_cbackend.lowering.matmul import expert_products, group_products, group_rows, matmul, matmul_form
 from mithril_cbackend.lowering.pool import byte_pooling, pooling
-from mithril_cbackend.lowering.rows import cumulative, fused_rows, reductions
+from mithril_cbackend.lowering.rows import cumulative, fused_rows, reductions, sorting
 
 FAMILIES = (
     byte_convolution,
@@ -42,6 +42,7 @@ FAMILIES = (
     pooling,
     reductions,
     scatter,
+    sorting,
 )
 
 __all__ = ["FAMILIES", "LOWERINGS"]
@@ -398,7 +399,7 @@ class FusionPlanner:
     def _separate_kernel(self, node: Node) -> None:
         lowering = LOWERINGS.get(node.op.name)
         template = elementwise.elementwise if lowering is None else lowering.template
-        kernel = Kernel(template, [node], [node.result], node)
+        kernel = Kernel(template, [node], [v for v in node.results if self.users.get(v)], node)
         self.steps.append(kernel)
         self._anchor_inputs(kernel)
 
