@@ -6,7 +6,9 @@ import math
 import tracemalloc
 
 import numpy as np
+import pytest
 
+from mithril.backend import SparseWeight, pruned_mask, sparse_matmul, sparse_matmul_transposed
 from mithril_numpy import helpers
 
 
@@ -20,3 +22,14 @@ def test_erf_needs_memory_for_its_result_and_a_block():
     expected = [math.erf(v) for v in x[::64].ravel()]
     np.testing.assert_allclose(y[::64].ravel(), expected, rtol=1e-6)
     np.testing.assert_array_equal(helpers.erf(x[:, ::2].T), y[:, ::2].T)
+
+
+@pytest.mark.parametrize(("format", "sparsity"), [("csr", 0.8), ("block1x16", 0.5)])
+def test_sparse_products_without_scipy(format, sparsity):
+    matrix = np.random.default_rng(0).normal(size=(6, 32)).astype(np.float32)
+    matrix *= pruned_mask(matrix, sparsity, format)
+    matrix[2] = 0
+    parts, x = SparseWeight.of(matrix, format).parts, np.random.default_rng(1).normal(size=(32, 3)).astype(np.float32)
+    np.testing.assert_allclose(sparse_matmul(**parts, x=x), matrix @ x, rtol=1e-5, atol=1e-6)
+    y = x[:6]
+    np.testing.assert_allclose(sparse_matmul_transposed(**parts, x=y, columns=32), matrix.T @ y, rtol=1e-5, atol=1e-6)

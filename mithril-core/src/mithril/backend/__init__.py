@@ -15,7 +15,7 @@ HOMES = {
     "codegen.common": (
         *("NUMPY_NAMES", "PREDICATES", "SIGNS", "UNARY", "operands_unchanged", "axes_text", "bounds", "dtype_of"),
         *("functions", "integer_cast", "shared_helpers", "is_half", "is_integer", "reduction_identity", "operators"),
-        *("FourierCalls", "LibraryCalls", "sliced"),
+        *("FourierCalls", "LibraryCalls", "is_wide_float", "sliced"),
     ),
     "codegen.control_flow": ("python_control",),
     "codegen.emit": ("emit", "NameAllocator"),
@@ -29,6 +29,7 @@ HOMES = {
     "codegen.shared.integers": ("floordiv_int",),
     "codegen.shared.pooling": ("max_pool_positions", "offsets", "pool_counts", "taps", "window_parts"),
     "codegen.shared.reductions": ("single",),
+    "codegen.shared.sparse_products": ("columns_of", "sparse_matmul", "sparse_matmul_transposed"),
     "codegen.source": ("Source", "template_texts"),
     "forking": ("watch",),
     "host_calls": ("check_results", "host_function"),
@@ -38,6 +39,7 @@ HOMES = {
     ),
     "plugin_lowering": ("Label", "PluginLowering", "applicable", "lowering_error_context", "plugin_lowerings"),
     "source_backend": ("Forward", "SourceBackend", "SourceExecutable"),
+    "sparse_weight": ("PairWeight", "SparseFormat", "SparseWeight", "check_format", "packed", "pruned_mask"),
     "stored_operands": ("compared_with_itself", "with_stored_operands"),
     "weight_memory": ("HeldWeights", "held_weights"),
 }

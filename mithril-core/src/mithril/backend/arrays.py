@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from mithril.graph import DType, dtype as as_dtype
+from mithril.graph import DType, Op, dtype as as_dtype
 
 
 def to_numpy(x: Any) -> np.ndarray[Any, Any]:
@@ -47,6 +48,18 @@ class EncodedWeight(ABC):
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    @property
+    def parts(self) -> dict[str, Array]:
+        """The arrays that represent it, by the name of the operand of the operation that reads them."""
+        return (
+            {"quantized": self.quantized} if self.order is None else {"quantized": self.quantized, "order": self.order}
+        )
+
+    @property
+    def reading(self) -> tuple[Op, Mapping[str, Any]] | None:
+        """The operation of every backend, with its attributes, that yields the array; None if only some have one."""
+        return None
 
     @property
     def nbytes(self) -> int:

@@ -9,6 +9,7 @@ from weakref import ref
 
 import numpy as np
 
+from mithril import ops
 from mithril.backend import memory_plan
 from mithril.backend.arrays import EncodedWeight, to_numpy
 from mithril.backend.build_options import BuildOptions
@@ -30,6 +31,7 @@ from mithril.graph import (
     is_view,
     iterate,
     parse,
+    sample_nodes,
     unknown,
 )
 from mithril.ops import scan_op
@@ -273,8 +275,13 @@ class Backend(metaclass=CheckedType):
         return {}
 
     def reading_quantized(self, weight: EncodedWeight) -> tuple[Op, Mapping[str, Any]] | None:
-        """Return an operation of quantized values (and of an order) that yields the weight; None: it reads float32."""
-        return None
+        """Return an operation of the parts of a weight that yields it; None: programs read float32."""
+        return weight.reading if self.multiplies_sparse else None
+
+    @property
+    def multiplies_sparse(self) -> bool:
+        """Whether products read the stored elements of sparse matrices."""
+        return all(map(self.lowers, sample_nodes(ops.sparse_matmul)))
 
     def embedded_weights(self, executable: Any, size: int) -> tuple[Sequence[Any], int]:
         """Return the arrays of weights that a program holds, and the estimated bytes of those that it embeds.

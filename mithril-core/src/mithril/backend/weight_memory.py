@@ -43,7 +43,7 @@ def held_weights(arrays: Iterable[Any]) -> HeldWeights:
     while pending:
         x = pending.pop()
         if isinstance(x, EncodedWeight):
-            pending.extend(part for part in (x.quantized, x.order) if part is not None)
+            pending.extend(x.parts.values())
             continue
         if id(x) in seen:
             continue

@@ -127,17 +127,12 @@ def with_fixed_parameters(graph: Graph, arrays: Mapping[str, Any], backend: Back
 
 
 def _encoded(i: Input, weight: EncodedWeight, backend: Backend) -> tuple[list[Input], Node]:
-    """Return the quantized values of a weight as constants, and the node whose result takes the place of the input."""
+    """Return the parts of a weight as constants, and the node whose result takes the place of the input."""
     operation = backend.reading_quantized(weight)
     assert operation is not None
     op, attributes = operation
-    arrays = (
-        {"quantized": weight.quantized}
-        if weight.order is None
-        else {"quantized": weight.quantized, "order": weight.order}
-    )
     constants = []
-    for part, array in arrays.items():
+    for part, array in weight.parts.items():
         value = Value(f"{i.name}.{part}", TensorType(as_dtype(array.dtype.name), array.shape))
         constants.append(_constant(Input(value, "param"), array))
     return constants, Node(op, tuple(c.value for c in constants), attributes, (i.value,))

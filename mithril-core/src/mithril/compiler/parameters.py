@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from mithril.backend import ALIGNMENT, Backend, EncodedWeight, to_numpy
+from mithril.backend import ALIGNMENT, Backend, EncodedWeight, PairWeight, SparseWeight, to_numpy
 from mithril.compiler import weight_files
 from mithril.compiler.call_records import CallRecords
 from mithril.compiler.program import Compiler, Program
@@ -383,7 +383,12 @@ class Parameters:
     def _readable(self, params: Arrays) -> dict[str, Any]:
         """Decode the weights whose quantized values no program reads."""
         array, encoded = self.backend.array, EncodedWeight
-        return {n: array(x) if isinstance(x, encoded) and not self._reads(x) else x for n, x in params.items()}
+        decoded = {n: array(x) for n, x in params.items() if isinstance(x, encoded) and not self._reads(x)}
+        sparse = [n for n in decoded if isinstance(params[n], SparseWeight | PairWeight)]
+        if sparse:
+            why = f"backend '{self.backend.name}' reads no such format" if self.static else "static_inference is off"
+            self.decisions.record("downgrade", f"sparse weights are decoded, because {why}: {', '.join(sparse)}")
+        return {**params, **decoded}
 
     def _check_shapes(self, params: Arrays) -> None:
         for name, t in self.types.items():

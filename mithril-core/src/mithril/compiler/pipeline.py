@@ -13,6 +13,7 @@ from mithril.compiler.graph_source import with_fixed_parameters
 from mithril.compiler.index_checks import with_checks
 from mithril.compiler.observers import Progress
 from mithril.compiler.option_table import declared_options
+from mithril.compiler.packed_products import with_packed_products
 from mithril.compiler.program import ProgramKey, Results
 from mithril.compiler.requirements import (
     check_layers,
@@ -57,6 +58,8 @@ class Pipeline:
         traced = self.trace(dict(request.types), training=kind.training)
         if request.binding:
             traced = with_fixed_parameters(traced, request.constants, session.backend)
+        is_divided = bool(session.settings["backend_map"])
+        traced = with_packed_products(traced, session.backend, is_divided, session.decisions)
         if kind.of:
             check_trainable(session.settings["trainable"], traced)
         check_layers(session.settings.as_dict(), declared_options(), traced, session.source.layers)

@@ -178,7 +178,9 @@ class ProgramCache:
             if stored is not None:
                 self.backend.adopt(program.executable, stored[ARRAYS])
                 ArrayCache.forget(
-                    x.quantized if isinstance(x, EncodedWeight) else x for x in program.request.constants.values()
+                    part
+                    for x in program.request.constants.values()
+                    for part in (x.parts.values() if isinstance(x, EncodedWeight) else (x,))
                 )
 
     def _graphs(self, program: Program) -> dict[str, Graph]:

@@ -17,6 +17,7 @@ class Arr:
     low: float = -2.0
     high: float = 2.0
     values: tuple[Any, ...] | None = None  # exact elements instead of random ones
+    ordered: bool = False  # whether the exact elements are valid in this order only
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,6 @@ def positive(shape: Shape, low: float = 0.1, high: float = 4.0) -> Arr:
     return Arr(shape, "float32", low, high)
 
 
-def exactly(*values: Any, dtype: str = "float32", shape: Shape | None = None) -> Arr:
+def exactly(*values: Any, dtype: str = "float32", shape: Shape | None = None, ordered: bool = False) -> Arr:
     """Return an array of exactly these elements."""
-    return Arr(shape if shape is not None else (len(values),), dtype, values=tuple(values))
+    return Arr(shape if shape is not None else (len(values),), dtype, values=tuple(values), ordered=ordered)

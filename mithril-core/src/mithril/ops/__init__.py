@@ -43,6 +43,7 @@ from mithril.ops import (  # noqa: F401
     shape,
     slicing,
     sorting,
+    sparse,
     spectral,
 )
 from mithril.ops.control_flow import BOUNDED, PLACES, cond, if_op, scan, scan_op, while_loop, while_op

@@ -117,7 +117,7 @@ class CBackend(Backend):
         from mithril_tools.gguf.matrix import BlockMatrix
 
         if not isinstance(weight, BlockMatrix) or weight.ndim != 2:
-            return None
+            return super().reading_quantized(weight)
         return block_matrix, {"format": weight.format.name, "transposed": weight.transposed}
 
     # -- memory ------------------------------------------------------------------------------------------------------

@@ -272,6 +272,29 @@ def blocks_of_experts(experts, count):
     return blocks, owners, jnp.zeros(n, places.dtype).at[order].set(places)
 
 
+def row_of_each(positions, starts):
+    """Return the row of each stored element of a sparse matrix, and the number of rows for padding."""
+    return jnp.searchsorted(starts[1:], jnp.arange(len(positions)), side="right")
+
+
+@needs(row_of_each)
+def sparse_matmul(values, positions, starts, x):
+    """Return the product of a sparse matrix with x: rows of x are gathered, scaled and added."""
+    blocks = x.reshape(-1, values.size // len(positions), x.shape[1])
+    terms = (blocks[positions] * values.reshape(len(positions), -1, 1)).sum(axis=1)
+    rows = row_of_each(positions, starts)
+    return jax.ops.segment_sum(terms, rows, len(starts) - 1, indices_are_sorted=True)
+
+
+@needs(row_of_each)
+def sparse_matmul_transposed(values, positions, starts, x, columns):
+    """Return the product of a transposed sparse matrix with x."""
+    width = values.size // len(positions)
+    rows = x.at[row_of_each(positions, starts)].get(mode="fill", fill_value=0)
+    terms = rows[:, None] * values.reshape(len(positions), width, 1)
+    return jnp.zeros((columns // width, width, x.shape[1]), x.dtype).at[positions].add(terms).reshape(columns, -1)
+
+
 def multiply_rows(a, b):
     """Return a matrix product, with 16-bit floats summed in float32."""
     accumulator = jnp.float32 if a.dtype in (jnp.float16, jnp.bfloat16) else a.dtype

@@ -71,6 +71,7 @@ def _cached_attention(call: Call) -> str:
 
 
 table.helpers(helpers.expert_matmul, helpers.expert_weight_grad)
+table.helpers(helpers.sparse_matmul, helpers.sparse_matmul_transposed)
 table.helper(helpers.floordiv_float, op="floordiv")
 table.helper(helpers.mod_float, op="mod")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from mithril import ops
 from mithril.backend import (
     NUMPY_NAMES,
@@ -21,6 +23,7 @@ from mithril.backend import (
     integer_cast,
     is_half,
     is_integer,
+    is_wide_float,
     operands_unchanged,
     operators,
     python_control,
@@ -28,6 +31,8 @@ from mithril.backend import (
     reductions,
     shared_helpers,
     sliced,
+    sparse_matmul,
+    sparse_matmul_transposed,
 )
 from mithril.graph import Node, operation_names
 from mithril_numpy import helpers, linear_algebra
@@ -87,6 +92,10 @@ def _pow(call: Call) -> str:
 
 shared_helpers(table)
 table.helpers(expert_matmul, expert_weight_grad)
+
+SPARSE = helpers.SCIPY_PRODUCTS if find_spec("scipy") is not None else (sparse_matmul, sparse_matmul_transposed)
+for _helper in SPARSE:
+    table.helper(_helper, when=is_wide_float)
 
 
 @table.function("attention", when=lambda node: bool(node.tags.get("cached")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mithril import Export, Option, PassSpec, hookimpl
-from mithril_passes import cleaning, fusion, memory, operation_forms, precision, quantization
+from mithril_passes import cleaning, fusion, memory, operation_forms, precision, quantization, sparsity
 
 
 @hookimpl
@@ -17,8 +17,8 @@ def mithril_passes() -> Sequence[PassSpec]:
 
 @hookimpl
 def mithril_exports() -> Sequence[Export]:
-    """Return ``ml.calibrate_ranges`` and ``ml.Ranges``."""
-    return quantization.EXPORTS
+    """Return ``ml.calibrate_ranges``, ``ml.Ranges`` and ``ml.sparsify``."""
+    return [*quantization.EXPORTS, *sparsity.EXPORTS]
 
 
 @hookimpl

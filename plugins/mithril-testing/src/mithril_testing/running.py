@@ -105,6 +105,6 @@ def every_other(graph: Graph) -> set[str]:
     return {i.name for i in graph.arguments[1::2]}
 
 
-def backwards(arguments: Arrays) -> dict[str, Array]:
-    """Return other arguments of the same shapes: the elements of each in the opposite order."""
-    return {n: np.array(a.ravel()[::-1]).reshape(a.shape) for n, a in arguments.items()}
+def backwards(arguments: Arrays, ordered: Collection[str] = ()) -> dict[str, Array]:
+    """Return other arguments of the same shapes: the elements of each, unless it is ordered, in the opposite order."""
+    return {n: a if n in ordered else np.array(a.ravel()[::-1]).reshape(a.shape) for n, a in arguments.items()}

@@ -2,6 +2,7 @@
 # mypy: ignore-errors
 
 import math
+import warnings
 
 import ml_dtypes
 import numpy
@@ -718,3 +719,36 @@ FUNCTIONS = (
     stable_argsort,
 )
 dialect = Dialect("torch", WORDS, (*FUNCTIONS, take, take_along))
+
+
+# -- sparse matrices --------------------------------------------------------------------------------------------------
+def elements_of_rows(values, positions, starts):
+    """Return the stored elements as a vector, with the column of each and the starts of rows; blocks are runs."""
+    if values.ndim == 1:
+        return values, positions, starts
+    width = values.shape[1]
+    run = torch.arange(width, dtype=positions.dtype, device=positions.device)
+    return values.reshape(-1), (positions[:, None] * width + run).reshape(-1), starts * width
+
+
+@needs(elements_of_rows, imports=("import warnings",))
+def stored_rows(values, positions, starts, columns):
+    """Return a sparse matrix of PyTorch, without the padding."""
+    elements, places, begins = elements_of_rows(values, positions, starts)
+    stored = int(begins[-1])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
+        shape = len(starts) - 1, columns
+        return torch.sparse_csr_tensor(begins, places[:stored], elements[:stored], shape, check_invariants=False)
+
+
+@needs(stored_rows)
+def sparse_matmul(values, positions, starts, x):
+    """Return the product of a sparse matrix with x."""
+    return stored_rows(values, positions, starts, len(x)) @ x
+
+
+@needs(stored_rows)
+def sparse_matmul_transposed(values, positions, starts, x, columns):
+    """Return the product of a transposed sparse matrix with x."""
+    return stored_rows(values, positions, starts, columns).t() @ x

@@ -21,6 +21,7 @@ from mithril.backend import (
     integers,
     is_half,
     is_integer,
+    is_wide_float,
     operators,
     python_control,
     reduction_identity,
@@ -324,6 +325,8 @@ table.helpers(
     helpers.expert_matmul,
     helpers.expert_weight_grad,
 )
+table.helper(helpers.sparse_matmul, when=is_wide_float)
+table.helper(helpers.sparse_matmul_transposed, when=is_wide_float)
 
 
 @table.function("conv", "conv_input_grad", "conv_weight_grad", when=lambda node: not dtype_of(node).is_float)

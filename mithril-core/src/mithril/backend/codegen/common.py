@@ -105,6 +105,11 @@ def is_integer(node: Node) -> bool:
     return bool(dtype_of(node).is_integer)
 
 
+def is_wide_float(node: Node) -> bool:
+    """Whether the node computes floats of 32 or 64 bits."""
+    return node.result.dtype.is_float and node.result.dtype.bits >= 32
+
+
 def is_half(node: Node) -> bool:
     """Whether the first operand is a 16-bit float, so that sums need a wider accumulator."""
     return bool(dtype_of(node).is_float and dtype_of(node).bits == 16)

@@ -26,7 +26,14 @@ from mithril_cbackend.lowering.element.element_reader import RULES, is_uniform, 
 from mithril_cbackend.lowering.element.kernel import LOWERINGS, Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.views import view
-from mithril_cbackend.lowering.matmul import expert_products, group_products, group_rows, matmul, matmul_form
+from mithril_cbackend.lowering.matmul import (
+    expert_products,
+    group_products,
+    group_rows,
+    matmul,
+    matmul_form,
+    sparse_products,
+)
 from mithril_cbackend.lowering.pool import byte_pooling, pooling
 from mithril_cbackend.lowering.rows import cumulative, fused_rows, reductions, sorting
 
@@ -43,6 +50,7 @@ FAMILIES = (
     reductions,
     scatter,
     sorting,
+    sparse_products,
 )
 
 __all__ = ["FAMILIES", "LOWERINGS"]
@@ -51,6 +59,8 @@ __all__ = ["FAMILIES", "LOWERINGS"]
 def lowers(node: Node) -> bool:
     """Whether this backend computes the node with a kernel, or its regions in the driver."""
     if node.op in expert_products.OPERATIONS and not expert_products.is_supported(node):
+        return False
+    if node.op in sparse_products.OPERATIONS and not sparse_products.is_supported(node):
         return False
     return bool(node.regions) or node.op.name in LOWERINGS or node.op.name in RULES
 
