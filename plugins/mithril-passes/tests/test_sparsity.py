@@ -52,10 +52,10 @@ def test_the_largest_elements_stay(weights: Any, format: Any, sparsity: Any, uni
             assert (groups.max(axis=1) == np.abs(dense).reshape(-1, 4).max(axis=1)).all()
             assert packed.nbytes == dense.nbytes * 17 // 32
             continue
-        kept = groups.any(axis=1)
-        assert kept.sum() == round(kept.size * (1 - sparsity))
+        stored = groups.any(axis=1)
+        assert stored.sum() == round(stored.size * (1 - sparsity))
         sizes = np.square(dense.reshape(-1, unit)).sum(axis=1)
-        assert sizes[kept].min() >= sizes[~kept].max()
+        assert sizes[stored].min() >= sizes[~stored].max()
         assert packed.nbytes < 0.35 * dense.nbytes
     assert sparse["first.bias"] is weights["first.bias"]
 
@@ -126,7 +126,7 @@ def test_kernels_of_images_are_pruned_but_not_packed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sparsity": 1.0}, "sparsity=1.0 is no fraction of zeros from 0 to 1, without 1"),
+        ({"sparsity": 1.0}, "sparsity=1.0 is not a fraction of zeros, from 0 to less than 1"),
         ({"sparsity": 0.9, "format": "2:4"}, "format='2:4' has 0.5 of its elements, not sparsity=0.9"),
         ({"format": "csc"}, "'csc'"),
         ({"pattern": "*.wieght"}, "'*.wieght' in pattern= matches no weight"),

@@ -122,8 +122,8 @@ def pruned_mask(weights: Array, sparsity: float, format: str) -> Array:
     width = WIDTHS.get(format, 1)
     sizes = np.square(matrix, dtype=np.float64).reshape(-1, width).sum(axis=1)
     mask = np.zeros(sizes.shape, bool)
-    kept = round(sizes.size * (1 - sparsity))
-    mask[np.argpartition(-sizes, kept - 1)[:kept] if kept else []] = True
+    count = round(sizes.size * (1 - sparsity))
+    mask[np.argpartition(-sizes, count - 1)[:count] if count else []] = True
     return np.repeat(mask, width).reshape(weights.shape)
 
 

@@ -43,9 +43,9 @@ def with_packed_products(graph: Graph, backend: Backend, is_divided: bool, decis
     if not sources:
         return graph
     if is_divided or not backend.multiplies_sparse:
-        why = "a program of several backends" if is_divided else f"backend '{backend.name}'"
+        reason = "a program of several backends" if is_divided else f"backend '{backend.name}'"
         for node in sources:
-            decisions.record("downgrade", f"{name_of(node)} is decoded: {why} has no products of stored elements")
+            decisions.record("downgrade", f"{name_of(node)} is decoded: {reason} has no products of stored elements")
         return graph
     editor = graph.edit()
     for node in editor.nodes():

@@ -386,8 +386,8 @@ class Parameters:
         decoded = {n: array(x) for n, x in params.items() if isinstance(x, encoded) and not self._reads(x)}
         sparse = [n for n in decoded if isinstance(params[n], SparseWeight | PairWeight)]
         if sparse:
-            why = f"backend '{self.backend.name}' reads no such format" if self.static else "static_inference is off"
-            self.decisions.record("downgrade", f"sparse weights are decoded, because {why}: {', '.join(sparse)}")
+            reason = f"backend '{self.backend.name}' reads no such format" if self.static else "static_inference is off"
+            self.decisions.record("downgrade", f"sparse weights are decoded, because {reason}: {', '.join(sparse)}")
         return {**params, **decoded}
 
     def _check_shapes(self, params: Arrays) -> None:

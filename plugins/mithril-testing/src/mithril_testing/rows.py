@@ -41,8 +41,8 @@ def patterns(names: list[str]) -> Iterator[list[str]]:
 def _arguments(case: Case, graph: Graph, row: int) -> Arrays:
     arrays = arrays_for(case.sample, f"{case.id}{row}", case.dtype)
     specs = enumerate(zip(arrays, case.sample.operands, strict=True))
-    given = [(f"x{k}", a, s.values is None or s.ordered) for k, (a, s) in specs if a is not None and s]
-    values = {name: a if stays else _rearranged(a, row) for name, a, stays in given}
+    arguments = [(f"x{k}", a, s.values is None or s.ordered) for k, (a, s) in specs if a is not None and s]
+    values = {name: a if stays else _rearranged(a, row) for name, a, stays in arguments}
     rng = np.random.default_rng(row)
     for i in graph.arguments:
         if i.name not in values:

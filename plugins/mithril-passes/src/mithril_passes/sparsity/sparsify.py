@@ -34,7 +34,7 @@ def sparsify(
     ``sparsity`` is the fraction of zeros of each weight that matches ``pattern``; without it the zeros are those that
     the weights have. ``format`` stores single elements (``"csr"``), blocks of 16 neighbors in a row (``"block1x16"``),
     or two of each four neighbors (``"2:4"``); ``"auto"`` takes the smallest format, or none if that saves less than
-    half. Vectors stay as they are; weights of more than two axes are pruned, but not packed.
+    half. Vectors stay unchanged; weights of more than two axes are pruned, but not packed.
     """
     sparsity = _checked(sparsity, format)
     if isinstance(model_or_weights, Mapping):
@@ -53,7 +53,7 @@ def sparsify(
 def _checked(sparsity: float | None, format: str) -> float | None:
     """Return the fraction of zeros; raise OptionError unless it is possible, and possible in this format."""
     if sparsity is not None and not 0 <= sparsity < 1:
-        raise OptionError(f"sparsity={sparsity} is no fraction of zeros from 0 to 1, without 1")
+        raise OptionError(f"sparsity={sparsity} is not a fraction of zeros, from 0 to less than 1")
     if format == "2:4" and sparsity not in (None, 0.5):
         raise OptionError(f"format='2:4' has 0.5 of its elements, not sparsity={sparsity}", hint="omit sparsity=")
     return 0.5 if format == "2:4" else sparsity
