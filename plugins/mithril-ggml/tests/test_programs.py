@@ -7,6 +7,7 @@ import pytest
 from random_graphs import Maker
 
 import mithril as ml
+from mithril.backend import openblas
 from mithril.backend.base import BuildOptions
 from mithril.derivatives import gradients
 from mithril.graph import Builder
@@ -290,3 +291,18 @@ def test_at_the_end_of_the_process_nothing_is_freed(monkeypatch):
     assert not freed
     executable.__del__(lambda: False)
     assert len(freed) == len(executable.segments)
+
+
+@pytest.mark.skipif(openblas() is None, reason="this NumPy multiplies by another library")
+def test_threads_limit_products_of_numpy_too(monkeypatch):
+    library, seen, matmul = openblas(), [], np.matmul
+    before = library.threads()
+    w = np.ones((8, 8), np.float32)
+    with Builder() as b:
+        y = b.input("x", (64, 8)) @ b.input("w", (8, 8))
+    graph = b.build({"y": y})
+    compiled = ml.compile(graph, "ggml", num_threads=before + 1, strict=True)
+    monkeypatch.setattr(np, "matmul", lambda *a, **k: (seen.append(library.threads()), matmul(*a, **k))[1])
+    compiled({"x": np.ones((64, 8), np.float32), "w": w})
+    assert set(seen) == {before + 1}
+    assert library.threads() == before

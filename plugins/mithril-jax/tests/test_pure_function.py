@@ -79,3 +79,10 @@ def test_arguments_are_not_converted():
         function(params, jnp.ones((4, 5), jnp.int32))
     with pytest.raises(InputError, match="axis 1 of input 'x' is 6"):
         function(params, jnp.ones((4, 6)))
+
+
+def test_the_precision_of_products_holds_in_the_function():
+    compiled = ml.compile(Model(Linear(3)), "jax", shapes={"input": [2, 4]}, jax_options={"precision": "highest"})
+    function, params = compiled.to_function(), compiled.randomize_params(seed=0)
+    program = str(jax.make_jaxpr(lambda p, x: function(p, {"input": x}))(params, jax.numpy.ones((2, 4))))
+    assert "HIGHEST" in program

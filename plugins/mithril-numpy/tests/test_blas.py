@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import mithril as ml
+from mithril.backend import openblas
 from mithril.models import Linear, Model
-from mithril_numpy import blas
 
-FOUND = blas.openblas()
+FOUND = openblas()
 
 
 @pytest.mark.skipif(FOUND is None, reason="this NumPy multiplies by another library")

@@ -8,7 +8,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mithril.backend import Backend, BuildOptions, Capabilities, Form, LazyGraph, PluginLowering, as_numpy, parse_bytes
+from mithril.backend import (
+    Backend,
+    BuildOptions,
+    Capabilities,
+    Form,
+    LazyGraph,
+    PluginLowering,
+    as_numpy,
+    openblas,
+    parse_bytes,
+)
 from mithril.graph import Graph, Node, OptionError, dtype as as_dtype
 from mithril.ops import conv_input_grad, conv_weight_grad
 from mithril_ggml import lowering
@@ -23,7 +33,7 @@ from mithril_ggml.weights.quantize_recipe import QuantizationRecipe
 class GGMLBackend(Backend):
     """Arrays are NumPy's. ``quantize`` names the kind of weights in inference programs (``"q8_0"``, ``"q4_k"``, ...),
     or maps patterns of parameter names to kinds; ``mem_size`` (bytes, or text such as ``"2GiB"``) limits each program;
-    ``num_threads`` is ggml's.
+    ``num_threads`` limits ggml's threads (1 if omitted) and those of NumPy's products (NumPy's number if omitted).
     """
 
     name = "ggml"
@@ -87,18 +97,15 @@ class GGMLBackend(Backend):
         self.check_options(options)
         self.check(graph)
         num_threads = _threads(options.num_threads) or self.num_threads
-        if num_threads is not None and self.recipe is None:
-            message = (
-                f"num_threads={num_threads} is that of ggml's operations; products of float32 use the threads of NumPy"
-            )
-            options.decisions.record("choice", message)
-        threads = num_threads or 1
+        if num_threads is not None and openblas() is None:
+            message = f"num_threads={num_threads}: this NumPy multiplies by a library that is not asked here"
+            options.decisions.record("ignored", message)
         return build(
             graph,
             options,
             recipe=self.recipe,
             store=self._store,
-            threads=threads,
+            threads=num_threads,
             limit=self.mem_size,
         )
 

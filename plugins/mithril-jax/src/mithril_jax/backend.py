@@ -44,7 +44,7 @@ from mithril.graph import (
 )
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear, max_pool_grad
 from mithril_jax import held_weights, helpers, process_config
-from mithril_jax.execution import analysis, read, runner, with_gradient_signature
+from mithril_jax.execution import analysis, read, runner, with_gradient_signature, with_precision
 from mithril_jax.lowering import is_wide, table, with_rows_by_device, with_unroll
 from mithril_jax.mesh import mesh_execution, pipeline_parallel
 
@@ -302,7 +302,8 @@ class JaxBackend(SourceBackend):
                 "a program over several devices has no pure function",
                 hint="compile without device_mesh=, and shard the function by jax.jit(f, in_shardings=...)",
             )
-        return super().differentiable(graph, options)
+        forward = super().differentiable(graph, options)
+        return with_precision(forward, read(options or BuildOptions(), self.jax_device.platform).precision)
 
     def generate(self, graph: Graph, options: BuildOptions, gradients: bool = False) -> tuple[str, Mapping[str, Any]]:
         return super().generate(self.constrained(graph, options), options, gradients)

@@ -255,7 +255,7 @@ def runner(
 ) -> Forward:
     """Return the function to call."""
     uses_64_bits = _needs_64_bits(graph)
-    inner = _with_precision(forward, running.precision)
+    inner = with_precision(forward, running.precision)
     if running.vectorize:
         with jax.enable_x64(uses_64_bits):
             inner = vectorized(inner, graph, options.decisions)
@@ -282,15 +282,15 @@ def _needs_64_bits(graph: Graph) -> bool:
     return any(d.bits == 64 for d in values)
 
 
-def _with_precision(forward: Forward, precision: str | None) -> Forward:
+def with_precision(forward: Forward, precision: str | None) -> Forward:
     if precision is None:
         return forward
 
-    def with_precision(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def in_precision(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         with jax.default_matmul_precision(precision):
             return forward(params, inputs)
 
-    return with_precision
+    return in_precision
 
 
 class Jitted:

@@ -19,10 +19,12 @@ from mithril.backend import (
     as_numpy,
     columns,
     nbytes,
+    numpy_threads,
+    openblas,
 )
 from mithril.graph import Graph, Node, dtype as as_dtype
 from mithril.ops import conv, conv_input_grad
-from mithril_numpy.blas import facts, limited, openblas
+from mithril_numpy.diagnosis import facts
 from mithril_numpy.lowering import table
 
 ERF_STEPS = 6 * 16384 * 4  # bytes: the steps of the rational function, for a block
@@ -51,20 +53,25 @@ class NumpyBackend(SourceBackend):
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         """Run the function without NumPy's warnings: inf and nan are ordinary results."""
 
+        count = options.num_threads
+
         def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
             with np.errstate(all="ignore"):
                 return forward(params, inputs)
 
-        if options.num_threads is None:
+        def call_with_threads(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+            with numpy_threads(count):
+                return call(params, inputs)
+
+        if count is None:
             return call
-        blas = openblas()
-        if blas is None:
+        if openblas() is None:
             options.decisions.record(
                 "ignored",
-                f"num_threads={options.num_threads}: this NumPy multiplies by a library that is not asked here",
+                f"num_threads={count}: this NumPy multiplies by a library that is not asked here",
             )
             return call
-        return limited(call, blas, options.num_threads)
+        return call_with_threads
 
     def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
         if node.op is ops.erf:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import LazyGraph, format_bytes
+from mithril.backend import LazyGraph, format_bytes, numpy_threads
 from mithril.graph import BackendError, Graph, InputError, MemoryLimitError, visible
 from mithril_ggml.library.abort_guard import guarded
 from mithril_ggml.library.library import compute, ggml, machine_memory
@@ -158,7 +158,7 @@ class GGMLExecutable:
         outputs: Sequence[Tensor],
         plan: Plan,
         *,
-        threads: int,
+        threads: int | None,
         limit: int | None,
         lowered: frozenset[str],
         safe: bool,
@@ -174,6 +174,7 @@ class GGMLExecutable:
         self.plan = plan
         self.steps = draft.steps
         self.lock = threading.Lock()
+        self.threads = threads
         self.result_bytes = sum(math.prod(t.shape) * t.dtype.itemsize for t in outputs)
         self.safe = safe
         self.inputs = list(inputs)
@@ -184,7 +185,7 @@ class GGMLExecutable:
         self._make(outputs, threads, limit, regions)
 
     # -- making ------------------------------------------------------------------------------------------------------
-    def _make(self, outputs: Sequence[Tensor], threads: int, limit: int | None, regions: int) -> None:
+    def _make(self, outputs: Sequence[Tensor], threads: int | None, limit: int | None, regions: int) -> None:
         parts = _parts(self.steps)
         self.segments = [Segment(part) for part in parts if part[0].native]
         fixed = sum(s.size for s in self._storages if s.role == "fixed")
@@ -198,7 +199,7 @@ class GGMLExecutable:
         self.arena = aligned(self.plan.size)
         self._addresses()
         if self.segments:
-            guarded(lambda: self._build(threads))
+            guarded(lambda: self._build(threads or 1))
         work = max((s.plan.work_size for s in self.segments), default=0)
         self._memory = Memory(self.plan.size, work, sum(s.bytes for s in self.segments), fixed, regions)
         check_limit(limit, self._memory)
@@ -360,7 +361,7 @@ class GGMLExecutable:
         if not self._numpy:
             return self._run()  # type: ignore[no-any-return]
         # Infinities and nan are results like others.
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), numpy_threads(self.threads):
             return self._run()  # type: ignore[no-any-return]
 
     def _replace_escaped(self) -> None:

@@ -44,7 +44,7 @@ def build(
     *,
     recipe: QuantizationRecipe | None,
     store: Store,
-    threads: int,
+    threads: int | None,
     limit: int | None,
 ) -> GGMLExecutable | SizedExecutable:
     """Build the executable of a program."""
@@ -78,7 +78,7 @@ def build(
 def _program(
     graph: Graph,
     packing: Packing | None,
-    threads: int,
+    threads: int | None,
     limit: int | None,
     declared: set[str],
     strategy: str | Strategy,

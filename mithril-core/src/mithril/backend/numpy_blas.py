@@ -1,18 +1,16 @@
-"""The OpenBLAS in NumPy's wheel: its number of threads during a call, and its selected kernels."""
+"""The OpenBLAS in NumPy's wheel, for all backends that multiply with NumPy: its threads and its kernels."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
-NARROW = ("Haswell", "Zen")  # kernels of 256 bits
 
 
 @dataclass(frozen=True)
@@ -51,33 +49,16 @@ def openblas() -> OpenBlas | None:
     return None
 
 
-def limited(forward: Forward, blas: OpenBlas, count: int) -> Forward:
-    """Wrap a function so that its products use ``count`` threads; restore the previous number afterwards."""
-
-    def call(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        before = blas.threads()
-        blas.set_threads(count)
-        try:
-            return forward(params, inputs)
-        finally:
-            blas.set_threads(before)
-
-    return call
-
-
-def facts() -> dict[str, str]:
-    """Return facts for ``mithril doctor``."""
+@contextmanager
+def numpy_threads(count: int | None) -> Iterator[None]:
+    """Have NumPy's products use ``count`` threads; None, and another library than OpenBLAS, keep their number."""
     blas = openblas()
-    if blas is None:
-        return {"products": "not by the OpenBLAS of NumPy's wheel"}
-    facts = {"products": f"OpenBLAS, kernels for {blas.kernels()}", "threads": str(blas.threads())}
-    if blas.kernels() in NARROW and _has_avx512():
-        facts["advice"] = (
-            "OPENBLAS_CORETYPE=SkylakeX in the environment: this processor has AVX-512, which these leave out"
-        )
-    return facts
-
-
-def _has_avx512() -> bool:
-    cpu = Path("/proc/cpuinfo")
-    return cpu.exists() and " avx512dq " in cpu.read_text()
+    if blas is None or count is None:
+        yield
+        return
+    before = blas.threads()
+    blas.set_threads(count)
+    try:
+        yield
+    finally:
+        blas.set_threads(before)
