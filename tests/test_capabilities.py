@@ -86,11 +86,6 @@ def test_tuning_tries_no_threads_where_they_are_ignored():
     assert "num_threads" not in {knob for knob, *_ in tuned.tried}
 
 
-def test_threads_of_ggml_are_not_those_of_float_products():
-    compiled = ml.compile(perceptron(), "ggml", shapes={"input": [4, 5]}, num_threads=2)
-    assert "products of float32 use the threads of NumPy" in str(compiled.decisions)
-
-
 IMAGE = (4, 64, 28, 28)
 NODES = {  # a node of each operation to which a form applies
     Form.MATVEC: {"linear": (((1, 512), (512, 512), (512,)), {})},

@@ -222,6 +222,7 @@ def test_source_file_is_self_contained(python_backend, tmp_path):
     assert lines.count("return outputs") == 1
     assert "mithril" not in {word for line in lines if "import " in line for word in line.replace(".", " ").split()}
     assert any("first" in line and "#" in line for line in lines)
+    assert '#   inputs["x"]: f32[2, 3]' in text and '#   result["y"]: f32[2, ' in text
     again = ml.compile(mlp(), python_backend, shapes={"x": [2, 3]})
     assert again.source == text
     scope = {}

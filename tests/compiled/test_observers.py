@@ -119,6 +119,16 @@ def test_profile_of_a_block_times_operations_by_layer(backend, rows):
     assert "shares are of operations run one at a time" in prof.summary() and "2 calls" in prof.summary()
 
 
+def test_profile_of_two_models_has_rows_for_each():
+    first, second = (ml.compile(net(), "numpy", shapes={"x": [3, 4]}) for _ in range(2))
+    params = first.randomize_params(0)
+    with ml.profile() as prof:
+        first.evaluate(params, {"x": X})
+        second.evaluate(params, {"x": X})
+    assert {t.model for t in prof.execution_breakdown.values()} == {"model 1", "model 2"}
+    assert all(t.calls == 1 for t in prof.execution_breakdown.values())
+
+
 def test_profile_true_has_both_sections_and_a_trace(backend, rows, tmp_path):
     file = tmp_path / "p.json"
     compiled = ml.compile(net(), backend, shapes={"x": [rows, 4]}, profile=True, profile_output=str(file))

@@ -85,7 +85,7 @@ def operation_times(
         stepped.run(arguments)
 
     def watch(node: Node, start: float, seconds: float) -> None:
-        info = cost(node)
+        info = {**cost(node), "model": model.name, "compiled": id(model)}
         for recorder in watching:
             recorder.add("run", node.op.name, start, seconds, node.origin.path, "operation", **info)
 

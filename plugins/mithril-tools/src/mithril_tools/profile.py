@@ -8,7 +8,7 @@ figures are shown.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,7 @@ class OperationTime:
     bytes: int  # read and written by all runs
     fastest: float
     slowest: float
+    model: str = ""  # if several were profiled
 
     @property
     def flops_per_second(self) -> float:
@@ -51,14 +52,16 @@ class OperationTime:
 
 
 class Breakdown(dict[str, OperationTime]):
-    """Times by ``"layer: operation"``, slowest first; prints as a table."""
+    """Times by ``"layer: operation"``, slowest first; prints as a table. Several models have rows of their own."""
 
     def __str__(self) -> str:
         if not self:
             return "nothing has run yet"
-        head = ["operation", "layer", "calls", "ms", "share", "FLOP/s", "B/s"]
+        several = any(t.model for t in self.values())
+        head = [*(["model"] if several else []), "operation", "layer", "calls", "ms", "share", "FLOP/s", "B/s"]
         rows = [
             [
+                *([t.model] if several else []),
                 t.operation,
                 t.layer or "-",
                 str(t.calls),
@@ -72,6 +75,15 @@ class Breakdown(dict[str, OperationTime]):
         return "\n".join(columns(head, rows))
 
 
+def _model_names(events: Sequence[Any]) -> dict[int, str]:
+    """Return a name for each profiled model, or an empty one for a single model: names can be equal."""
+    models = {e.info["compiled"]: e.info["model"] for e in events}
+    if len(models) < 2:
+        return dict.fromkeys(models, "")
+    used = list(models.values())
+    return {key: name if used.count(name) == 1 else f"{name} {k}" for k, (key, name) in enumerate(models.items(), 1)}
+
+
 class ProfileStats:
     """The aggregated events of a recorder."""
 
@@ -81,9 +93,11 @@ class ProfileStats:
     @property
     def execution_breakdown(self) -> Breakdown:
         """The time per operation and layer, over all calls."""
-        groups: dict[tuple[str, str], list[Any]] = {}
-        for event in self.recorder.of("run", "operation"):
-            groups.setdefault((event.layer, event.name), []).append(event)
+        groups: dict[tuple[str, str, str], list[Any]] = {}
+        events = self.recorder.of("run", "operation")
+        models = _model_names(events)
+        for event in events:
+            groups.setdefault((models[event.info["compiled"]], event.layer, event.name), []).append(event)
         total = sum(e.seconds for events in groups.values() for e in events) or 1.0
         rows = [
             OperationTime(
@@ -96,11 +110,12 @@ class ProfileStats:
                 bytes=sum(e.info.get("bytes", 0) for e in events),
                 fastest=min(e.seconds for e in events),
                 slowest=max(e.seconds for e in events),
+                model=model,
             )
-            for (layer, name), events in groups.items()
+            for (model, layer, name), events in groups.items()
         ]
         rows.sort(key=lambda t: -t.seconds)
-        return Breakdown((f"{t.layer}: {t.operation}" if t.layer else t.operation, t) for t in rows)
+        return Breakdown((": ".join(filter(None, (t.model, t.layer, t.operation))), t) for t in rows)
 
     @property
     def compile_breakdown(self) -> dict[str, float]:

@@ -43,6 +43,7 @@ class NameAllocator:
         return name
 
 
+ROLES = ("param", "input")  # those that the name of a dictionary shows
 FALLBACK = LoweringRule(None, None, view=True)  # the NumPy reference; it may return its argument
 UNKNOWN = 64  # assumed value of a symbolic size in estimates
 FILE_BYTES = 1 << 14  # constants of at least this size are stored in an array file, not in the text
@@ -75,6 +76,7 @@ def render(parts: dict[str, Any]) -> str:
     extra = ["import ml_dtypes"] if "ml_dtypes." in body else []
     blocks = [
         docstring(f"{graph.name}: generated for {parts['backend']}."),
+        "\n".join(f"# {visible(line)}" for line in interface(graph)),
         "\n".join([*(f"# {visible(line)}" for line in parts["plugins"]), *dict.fromkeys([*parts["imports"], *extra])]),
     ]
     if any(" = _array(" in line or "(_array(" in line for line in parts["constants"]):
@@ -91,6 +93,15 @@ def render(parts: dict[str, Any]) -> str:
     ]
     blocks.append("\n\n" + "\n".join(function))
     return "\n".join(blocks) + "\n"
+
+
+def interface(graph: Graph) -> list[str]:
+    """Return lines with the names and types of the generated function's arguments and results."""
+    kinds = {"params": graph.with_role("param"), "inputs": [i for i in graph.arguments if i.role != "param"]}
+    lines = ["forward(params, inputs) takes two dictionaries and returns one:"]
+    for kind, inputs in kinds.items():
+        lines += [f"  {kind}[{quoted(i.name)}]: {i.type}{'' if i.role in ROLES else ', ' + i.role}" for i in inputs]
+    return [*lines, *(f"  result[{quoted(r.name)}]: {r.value.type}" for r in graph.results)]
 
 
 # Emitted into files with constants.

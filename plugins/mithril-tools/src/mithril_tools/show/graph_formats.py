@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from mithril.backend import format_bytes
 from mithril.graph import Graph, Node, Value, attribute_text, visible
 
 LABEL = 60  # characters of attributes on a node
@@ -60,9 +61,14 @@ def _node(node: Node, names: Mapping[Value, str]) -> dict[str, Any]:
     return entry
 
 
-def to_dot(graph: Graph) -> str:
-    """Return a graph in DOT for Graphviz: boxes for operations, ellipses for inputs and outputs, types on edges."""
+def to_dot(graph: Graph, allocated: Mapping[Node, int] | None = None, summary: str = "") -> str:
+    """Return a graph in DOT for Graphviz: boxes for operations, ellipses for inputs and outputs, types on edges.
+
+    ``allocated`` are the bytes of each operation's results, and ``summary`` is the caption of the drawing.
+    """
     lines = [f"digraph {label(graph.name)} {{", "  rankdir=TB;", '  node [shape=box, fontname="Helvetica"];']
+    if summary:
+        lines.append(f"  label={label(summary)};")
     sources: dict[Value, str] = {}
     for k, i in enumerate(graph.inputs):
         sources[i.value] = f"i{k}"
@@ -71,7 +77,8 @@ def to_dot(graph: Graph) -> str:
     for k, node in enumerate(graph.nodes):
         sources.update((v, f"n{k}") for v in node.results)
         extra = ", ".join(f"{name}={attribute_text(value)}" for name, value in node.attributes.items())
-        text = label(*(part for part in (node.op.name, extra[:LABEL], node.origin.path) if part))
+        memory = format_bytes(allocated[node]) if allocated and allocated.get(node) else ""
+        text = label(*(part for part in (node.op.name, extra[:LABEL], node.origin.path, memory) if part))
         lines.append(f"  n{k} [label={text}];")
         for v in node.operands:
             if v is not None:

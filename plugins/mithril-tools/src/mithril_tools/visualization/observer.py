@@ -92,6 +92,10 @@ class Drawing:
             depth=self.style.get("depth"),
             memory=memory,
         )
-        drawings = {"svg": lambda: svg(graph, look), "html": lambda: html(graph, look), "dot": lambda: to_dot(graph)}
+        drawings = {
+            "svg": lambda: svg(graph, look),
+            "html": lambda: html(graph, look),
+            "dot": lambda: to_dot(graph, look.allocated(), look.caption()),
+        }
         files.write(path, drawings[self.format]() + "\n", "viz_options: output_path")
         self.context.decisions.record("choice", f"the graph is drawn in {json.dumps(str(path))}")
