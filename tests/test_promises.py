@@ -213,9 +213,10 @@ def test_inputs_of_half_precision(backend):
     )
     params = compiled.randomize_params()
     assert str(compiled.get_types()["input"]) == "float16"
-    compiled.evaluate(params, {"input": X.astype(np.float16)})
-    with pytest.raises(MithrilError, match="Type mismatch: expected float16, got float32"):
-        compiled.evaluate(params, {"input": X})
+    (expected,) = compiled.evaluate(params, {"input": X.astype(np.float16)}).values()
+    (converted,) = compiled.evaluate(params, {"input": X}).values()
+    np.testing.assert_array_equal(compiled.backend.to_numpy(converted), compiled.backend.to_numpy(expected))
+    assert "input 'input' is converted" in str(compiled.decisions)
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "GGMLBackend"])

@@ -123,11 +123,16 @@ def test_hints_bound_the_batch():
         ml.compile(mlp(), "numpy", hints={"input_batch_size_range": (4, 1)})
 
 
-def test_types_are_held(backend):
-    compiled = ml.compile(mlp(), backend, shapes={"x": [2, 3]}, types={"x": ml.float16})
-    outputs = run(compiled, {"x": random(2, 3).astype(np.float16)})
-    assert outputs["y"].dtype == np.float16
-    with pytest.raises(InputError, match=r"Type mismatch: expected float16, got float64"):
+@pytest.mark.parametrize("options", [{"types": {"x": ml.float16}}, {"precision": "float16"}])
+def test_floats_are_converted_to_declared_16_bits(backend, options):
+    compiled = ml.compile(mlp(), backend, shapes={"x": [2, 3]}, **options)
+    for dtype in (np.float16, np.float32, np.float64):
+        assert run(compiled, {"x": random(2, 3).astype(dtype)})["y"].dtype == np.float16
+
+
+def test_types_of_32_bits_are_held(backend):
+    compiled = ml.compile(mlp(), backend, shapes={"x": [2, 3]}, types={"x": ml.float32})
+    with pytest.raises(InputError, match=r"Type mismatch: expected float32, got float64"):
         run(compiled, {"x": np.ones((2, 3), np.int32) + 0.5})
 
 
