@@ -23,6 +23,11 @@ def to_numpy(x: Any) -> np.ndarray[Any, Any]:
     return np.asarray(x)
 
 
+def is_sparse(x: Any) -> bool:
+    """Whether an object is an array or matrix of scipy.sparse, which is not imported for this test."""
+    return type(x).__module__.startswith("scipy.sparse")
+
+
 def as_numpy(data: Any, default: DType) -> np.ndarray[Any, Any]:
     """Convert anything array-like to NumPy; Python numbers get the default dtypes."""
     array = to_numpy(data)

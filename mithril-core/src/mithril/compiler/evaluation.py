@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import Backend, ExactSizesRequired, to_numpy
+from mithril.backend import Backend, ExactSizesRequired, is_sparse, to_numpy
 from mithril.compiler.batch_buckets import BucketedExecutable
 from mithril.compiler.call_records import CallRecords, Record
 from mithril.compiler.parameters import Bound, Parameters
@@ -23,6 +23,7 @@ from mithril.compiler.signature import (
     missing_or_unknown,
     resolve_type,
 )
+from mithril.compiler.sparse_inputs import check_sparse, padded_parts, stored_elements
 from mithril.compiler.watching import Watched, Watcher, measured, watchers
 from mithril.graph import (
     Decisions,
@@ -32,6 +33,7 @@ from mithril.graph import (
     ShapeError,
     TensorType,
     cotangent_name,
+    int32,
     substitute,
     unknown,
 )
@@ -63,6 +65,8 @@ class Evaluation:
         self.decisions = decisions
         self.watching = watching
         self.inference = inference
+        declared = [name for name, spec in specs.items() if spec.sparse]
+        self.sparse = frozenset(declared if declared and self.backend.multiplies_sparse else ())
         self.exact: set[ProgramKey] = set()  # requests of symbolic sizes that the backend compiles for each size
 
     # -- one call ----------------------------------------------------------------------------------------------------
@@ -85,10 +89,14 @@ class Evaluation:
         differentiated = self._cotangent_names(cotangents, actual, train)
         if wrt is not None and not differentiated:
             raise InputError("wrt= requires output_gradients=", hint="pass output_gradients={'output': array}")
+        for name in wrt or ():
+            if name in self.specs and self.specs[name].sparse:
+                raise InputError(f"sparse input '{name}' has no gradient", hint="declare a dense input")
         kind = ProgramKind(train, differentiated, None if wrt is None or not differentiated else tuple(wrt))
         program, arrays, checked, arguments = self.prepared(actual, params, state, kind, bound)
         if differentiated:
-            arguments.update(self._cotangents(program, cotangents, differentiated, arrays))
+            shapes = {n: tuple((actual if n in self.sparse else arrays)[n].shape) for n in program.types}
+            arguments.update(self._cotangents(program, cotangents, differentiated, shapes))
         # The program overwrites states that it updates in place, and the caller keeps its arrays.
         arguments.update({n: self.backend.copied(arguments[n]) for n in program.interface.donated})
         results = self._run(program, checked, arguments)
@@ -138,7 +146,11 @@ class Evaluation:
     ) -> tuple[Program, dict[str, Any], Arrays, dict[str, Any]]:
         """Return a program with the converted arguments of a call."""
         program, types = record
-        arrays = {name: self._convert(name, arguments[name], t) for name, t in types.items()}
+        arrays = {n: self._convert(n, arguments[n], t) for n, t in types.items() if n not in self.sparse}
+        for name, count in program.request.stored:
+            for part, x in padded_parts(arguments[name], count).items():
+                dtype = types[name].dtype if part == "values" else int32
+                arrays[f"{name}.{part}"] = self._convert(f"{name}.{part}", x, TensorType(dtype, x.shape))
         checked = self.parameters.checked(program, params)
         return program, arrays, checked, {**arrays, **self.parameters.checked_state(program, state, types)}
 
@@ -169,7 +181,18 @@ class Evaluation:
             arguments.setdefault("is_training", np.asarray(training))
         expected = {n: s for n, s in self.specs.items() if s.required or n in arguments}
         missing_or_unknown("input", expected, arguments, params)
-        return {name: arguments[name] for name in expected}
+        return {name: self._readable(name, spec, arguments[name]) for name, spec in expected.items()}
+
+    def _readable(self, name: str, spec: InputSpec, x: Any) -> Any:
+        """Check that an array is sparse as declared; where the backend has no products of such arrays, decode it."""
+        if spec.sparse is None and not is_sparse(x):
+            return x
+        check_sparse(name, x, spec.sparse)
+        if name in self.sparse:
+            return x
+        message = f"sparse input '{name}' is decoded: backend '{self.backend.name}' has no products of stored elements"
+        self.decisions.record("downgrade", message)
+        return x.toarray()
 
     def needs_params(self, inputs: Any) -> bool:
         """Whether the model has parameters, if necessary for the shapes of these inputs."""
@@ -193,16 +216,18 @@ class Evaluation:
         """Return the program for these inputs, and the exact types that they are converted to."""
         actual = {name: array_type(name, x) for name, x in arguments.items()}
         binding = bound.number if bound is not None else 0
-        key = (tuple(actual.values()), kind, binding)
+        stored = tuple((name, stored_elements(arguments[name])) for name in self.sparse if name in arguments)
+        key = (tuple(actual.values()), kind, binding, stored)
         cached = self.calls.call(key)
         if cached is not None:
             return cached
         resolved, concrete = self.types(actual)
         constants = bound.constants if bound is not None and bound.constants is not None else {}
-        request = ProgramKey(tuple(resolved.items()), kind, binding, constants)
+        request = ProgramKey(tuple(resolved.items()), kind, binding, constants, stored)
         symbolic = self.runs_any_size(request)
         recompiles = not symbolic or self.backend.capabilities.recompiles
-        buckets = self.compiler.buckets(kind.training, recompiles=recompiles) if not kind.of else None
+        is_padded = not kind.of and not stored
+        buckets = self.compiler.buckets(kind.training, recompiles=recompiles) if is_padded else None
         types = resolved if symbolic else concrete if buckets is None else buckets.rounded(concrete)
         program = self.program_for(replace(request, types=tuple(types.items())))
         runs = program.checked or program.executable
@@ -253,7 +278,8 @@ class Evaluation:
         if self.parameters.input_types is None:
             self.parameters.input_types = dict(request.types)
         if before and self.calls.num_programs > before:
-            shapes = ", ".join(f"{n}: {t}" for n, t in request.types)
+            counts = [f"up to {count} elements of '{n}'" for n, count in request.stored]
+            shapes = ", ".join([*(f"{n}: {t}" for n, t in request.types), *counts])
             mode = "training" if request.kind.training else "inference"
             extra = " with gradients" if request.kind.of else ""
             self.decisions.record("specialized", f"program {self.calls.num_programs} for {shapes} ({mode}{extra})")
@@ -307,9 +333,13 @@ class Evaluation:
         return [r.name for r in self.parameters.interface.results if r.role != "state"]
 
     def _cotangents(
-        self, program: Program, cotangents: Any, differentiated: tuple[str, ...], arrays: Mapping[str, Any]
+        self,
+        program: Program,
+        cotangents: Any,
+        differentiated: tuple[str, ...],
+        shapes: Mapping[str, tuple[int, ...]],
     ) -> dict[str, Any]:
-        sizes = check_shapes(program.interface.guards, program.types, {n: tuple(a.shape) for n, a in arrays.items()})
+        sizes = check_shapes(program.interface.guards, program.types, shapes)
         types = program.interface.outputs
         out = {}
         for name in differentiated:

@@ -44,7 +44,8 @@ def input_specs(source: Source, settings: Mapping[str, Any]) -> dict[str, InputS
             shape = (Dim(str(shape[0]), *batch), *shape[1:])
         kind = as_dtype(types.get(name, types.get(primal))) if {name, primal} & {*types} else d.dtype
         free = pattern if shape is None else None
-        specs[name] = InputSpec(name, shape, kind, d.where, kind is not None, d.required, d.alike, free)
+        sparse = getattr(d, "sparse", None)  # declared by models only
+        specs[name] = InputSpec(name, shape, kind, d.where, kind is not None, d.required, d.alike, free, sparse)
     return specs
 
 
@@ -113,7 +114,7 @@ def known_types(specs: Mapping[str, InputSpec], default: DType) -> dict[str, Ten
     for name, spec in specs.items():
         if name == TRAINING_FLAG and spec.shape is None:
             types[name] = TensorType(as_dtype("bool"), ())
-        elif spec.shape is None:
+        elif spec.shape is None or spec.sparse:  # of sparse arrays, calls decide how many elements are stored
             if spec.required:
                 return None
         else:

@@ -27,6 +27,7 @@ from mithril.compiler.requirements import (
     require_static,
 )
 from mithril.compiler.session import Session
+from mithril.compiler.sparse_inputs import with_sparse_inputs
 from mithril.compiler.updated_states import with_updates
 from mithril.derivatives import gradients, require_framework_gradients
 from mithril.graph import Graph, Output, result, verify
@@ -55,7 +56,7 @@ class Pipeline:
         """Return the graphs of a program."""
         session, kind = self.session, request.kind
         self.progress.restart()
-        traced = self.trace(dict(request.types), training=kind.training)
+        traced = with_sparse_inputs(self.trace(dict(request.types), training=kind.training), request.stored)
         if request.binding:
             traced = with_fixed_parameters(traced, request.constants, session.backend)
         is_divided = bool(session.settings["backend_map"])

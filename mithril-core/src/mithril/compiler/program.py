@@ -37,6 +37,7 @@ class ProgramKey:
     kind: ProgramKind
     binding: int = 0  # number of the bind() whose parameters are constants of the program; 0: none
     constants: Mapping[str, Any] = field(default_factory=dict, compare=False)  # these parameters as NumPy arrays
+    stored: tuple[tuple[str, int], ...] = ()  # sparse inputs, and the number of elements that they store at most
 
 
 @dataclass(frozen=True, slots=True)

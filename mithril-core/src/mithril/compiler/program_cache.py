@@ -110,7 +110,8 @@ class ProgramCache:
             return None
         kind = request.kind
         types = [(name, t) for name, t in request.types]
-        program = fingerprint(self._model_key, types, kind.training, kind.of, kind.wrt, dict(request.constants))
+        parts = kind.training, kind.of, kind.wrt, dict(request.constants), request.stored
+        program = fingerprint(self._model_key, types, *parts)
         return f"{program}-{self._environment[:32]}"
 
     def _note_plugins(self, key: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mithril.compiler.program import Compiled, Compiler, Program, ProgramKey, ProgramKind
+from mithril.compiler.sparse_inputs import dense_shapes
 from mithril.graph import Decisions, Graph, TensorType, Value, flops, is_static, numel, visible
 from mithril.passes import PipelineReport
 from mithril.system import notebook
@@ -138,6 +139,7 @@ def request_for(programs: tuple[Program, ...], gradients: bool) -> ProgramKey:
 def concrete(program: Program, shapes: Mapping[str, tuple[int, ...]], compiler: Compiler) -> Graph:
     """Return the graph of a program at the sizes of its inputs."""
     graph: Graph = program.executable.graph
+    shapes = {**shapes, **dense_shapes(program.request.stored, program.types, shapes)}  # type: ignore[dict-item]
     static = all(v.type.is_static for node in graph.nodes for v in node.results)
     if static and all(shapes.get(name, t.shape) == t.shape for name, t in program.request.types):
         return graph

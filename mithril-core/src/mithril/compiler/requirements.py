@@ -132,12 +132,13 @@ FILES = ("file_path", "dump_graph", "visualize", "save_intermediates", "profile_
 def defer(settings: Mapping[str, Any], specs: Mapping[str, InputSpec], backend: Backend, decisions: Decisions) -> None:
     """Check options that no program can have, and record output files, which wait for the first call."""
     if settings["static_shapes"]:
-        name, spec = next((n, s) for n, s in specs.items() if s.shape is None or not is_static(s.shape))
-        raise ShapeError(
-            f"Cannot infer shape for tensor '{name}'",
-            facts=[spec.where],
-            hint=f"static_shapes=True requires all sizes: shapes={{'{name}': [...]}}",
-        )
+        for name, spec in specs.items():
+            if spec.shape is None or not is_static(spec.shape):
+                raise ShapeError(
+                    f"Cannot infer shape for tensor '{name}'",
+                    facts=[spec.where],
+                    hint=f"static_shapes=True requires all sizes: shapes={{'{name}': [...]}}",
+                )
     backend.check_options(BuildOptions(settings))
     values = settings.as_dict() if isinstance(settings, Settings) else settings
     if requested := [name for name in FILES if values.get(name)]:

@@ -59,6 +59,7 @@ class InputSpec:
     required: bool = True  # False: the model has a default value
     alike: str = ""  # a similar name of a connection that a layer produces
     pattern: tuple[Any, ...] | None = None  # of unknown rank: sizes around ``...``
+    sparse: str | None = None  # the format of sparse arrays that calls pass
 
     @property
     def misspelling(self) -> str | None:

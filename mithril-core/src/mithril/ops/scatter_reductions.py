@@ -26,7 +26,7 @@ from mithril.ops.sorting import argsort
 REDUCTIONS = ("add", "max", "min", "mul")
 
 
-def _number(size: Size, like: Any) -> Any:
+def number(size: Size, like: Any) -> Any:
     """Return a size as an operand of arithmetic with ``like``."""
     return size if isinstance(size, int) else cast(size_value(value=size), dtype=like.dtype)
 
@@ -37,7 +37,7 @@ def _flat_positions(x: Any, indices: Any) -> Any:
     flat = reshape(wide_positions(indices), shape=(product(indices.shape[:-1]), depth))
     position = full(shape=(flat.shape[0],), value=0, dtype=flat.dtype)
     for k in range(depth):
-        size = _number(x.shape[k], flat)
+        size = number(x.shape[k], flat)
         one = reshape(narrow(flat, 1, k, k + 1), shape=(flat.shape[0],))
         one = maximum(minimum(where(less(one, 0), one + size, one), size - 1), 0)
         position = position * size + one
@@ -50,7 +50,7 @@ def _extreme(rows: Any, position: Any, updates: Any, largest: bool) -> Any:
     order = argsort(updates, axis=0, descending=not largest)
     values = take_along_axis(updates, order, axis=0)
     column = iota(shape=(count, columns), axis=1, dtype=position.dtype)
-    places = reshape(take(position, order) * _number(columns, position) + column, shape=(count * columns, 1))
+    places = reshape(take(position, order) * number(columns, position) + column, shape=(count * columns, 1))
     flat = reshape(rows, shape=(rows.shape[0] * columns,))
     current = gather_nd(flat, places)
     best = (maximum if largest else minimum)(reshape(values, shape=(count * columns,)), current)

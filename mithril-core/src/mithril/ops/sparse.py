@@ -23,12 +23,12 @@ from mithril.graph import (
     shape_text,
 )
 from mithril.ops.basic import dtype_of
-from mithril.ops.counting import searchsorted
-from mithril.ops.creation import full, iota
+from mithril.ops.creation import full
 from mithril.ops.elementwise import less, minimum, where
 from mithril.ops.indexing import scatter_nd_add, take
-from mithril.ops.reduction import sum
-from mithril.ops.shape import reshape, unsqueeze
+from mithril.ops.reduction import cumsum, sum
+from mithril.ops.scatter_reductions import number
+from mithril.ops.shape import concat, reshape, unsqueeze
 from mithril.ops.slicing import narrow
 
 POSITIONS = exactly(1, 3, 0, 2, 3, 0, dtype="int32", ordered=True)  # of three rows, and one element of padding
@@ -55,13 +55,16 @@ def _check(values: Any, positions: Any, starts: Any, columns: Size) -> Size:
 
 def _row_of_each(positions: Any, starts: Any) -> Any:
     """Return the row of each stored element, and the number of rows for padding."""
-    ends = narrow(starts, 0, 1, starts.shape[0])
-    return searchsorted(ends, iota(shape=positions.shape, dtype="int32"), right=True)
+    stored, rows = positions.shape[0], starts.shape[0] - 1
+    ends, ones = narrow(starts, 0, 1, rows + 1), full(shape=(rows,), value=1, dtype="int32")
+    counts = scatter_nd_add(full(shape=(stored + 1,), value=0, dtype="int32"), unsqueeze(ends, axis=(1,)), ones)
+    return narrow(cumsum(counts, axis=0), 0, 0, stored)  # how many rows end up to each element
 
 
-def _value_slopes(slopes: Any, row: Any, rows: Size, values: Any) -> Any:
-    """Return cotangents [stored, width] in the shape of the values, 0 for padding."""
-    return reshape(where(unsqueeze(less(row, rows), axis=(1,)), slopes, 0), shape=values.shape)
+def _read_rows(x: Any, row: Any) -> Any:
+    """Return the row of x of each stored element, 0 for padding."""
+    rows = number(x.shape[0], row)
+    return where(unsqueeze(less(row, rows), axis=(1,)), take(x, minimum(row, rows - 1)), 0)
 
 
 def _blocks(x: Any, width: Size) -> Any:
@@ -86,7 +89,7 @@ def sparse_to_dense(values, positions, starts, *, columns: Size):
     width = _check(values, positions, starts, columns)
     stored, rows = values.shape[0], starts.shape[0] - 1
     row = _row_of_each(positions, starts)
-    places = row * (columns // width) + positions
+    places = row * number(columns // width, positions) + positions
     zeros = full(shape=((rows + 1) * (columns // width), width), value=0, dtype=dtype_of(values))
     blocks = scatter_nd_add(zeros, unsqueeze(places, axis=(1,)), reshape(values, shape=(stored, width)))
     return narrow(reshape(blocks, shape=(rows + 1, columns)), 0, 0, rows)
@@ -95,10 +98,11 @@ def sparse_to_dense(values, positions, starts, *, columns: Size):
 @sparse_to_dense.vjp
 def _(g, y, values, positions, starts, *, columns):
     width = values.shape[1] if len(values.shape) == 2 else 1
-    rows, row = starts.shape[0] - 1, _row_of_each(positions, starts)
-    blocks = reshape(g, shape=(rows * (columns // width), width))
-    slopes = take(blocks, minimum(row, rows - 1) * (columns // width) + positions)
-    return _value_slopes(slopes, row, rows, values), None, None
+    rows = starts.shape[0] - 1
+    padded = concat(g, full(shape=(1, columns), value=0, dtype=dtype_of(g)), axis=0)  # padding reads the last row
+    blocks = reshape(padded, shape=((rows + 1) * (columns // width), width))
+    places = _row_of_each(positions, starts) * number(columns // width, positions) + positions
+    return reshape(take(blocks, places), shape=values.shape), None, None
 
 
 @composite(
@@ -124,11 +128,10 @@ def sparse_matmul(values, positions, starts, x):
 @sparse_matmul.vjp
 def _(g, y, values, positions, starts, x):
     width = values.shape[1] if len(values.shape) == 2 else 1
-    rows, row = starts.shape[0] - 1, _row_of_each(positions, starts)
-    read = take(g, minimum(row, rows - 1))
+    read = _read_rows(g, _row_of_each(positions, starts))
     slopes = sum(take(_blocks(x, width), positions) * unsqueeze(read, axis=(1,)), axis=2)
     gx = sparse_matmul_transposed(values, positions, starts, g, columns=x.shape[0])
-    return _value_slopes(slopes, row, rows, values), None, None, gx
+    return reshape(slopes, shape=values.shape), None, None, gx
 
 
 @composite(
@@ -145,8 +148,7 @@ def sparse_matmul_transposed(values, positions, starts, x, *, columns: Size):
     stored, rows = values.shape[0], starts.shape[0] - 1
     if len(x.shape) != 2 or x.shape[0] != rows:
         raise ShapeError(f"sparse_matmul_transposed requires a matrix of {rows} rows, got {shape_text(x.shape)}")
-    row = _row_of_each(positions, starts)
-    read = where(unsqueeze(less(row, rows), axis=(1,)), take(x, minimum(row, rows - 1)), 0)
+    read = _read_rows(x, _row_of_each(positions, starts))
     terms = unsqueeze(read, axis=(1,)) * reshape(values, shape=(stored, width, 1))
     zeros = full(shape=(columns // width, width, x.shape[1]), value=0, dtype=dtype_of(terms))
     return reshape(scatter_nd_add(zeros, unsqueeze(positions, axis=(1,)), terms), shape=(columns, x.shape[1]))
@@ -155,10 +157,9 @@ def sparse_matmul_transposed(values, positions, starts, x, *, columns: Size):
 @sparse_matmul_transposed.vjp
 def _(g, y, values, positions, starts, x, *, columns):
     width = values.shape[1] if len(values.shape) == 2 else 1
-    rows, row = starts.shape[0] - 1, _row_of_each(positions, starts)
-    read = take(x, minimum(row, rows - 1))
+    read = _read_rows(x, _row_of_each(positions, starts))
     slopes = sum(take(_blocks(g, width), positions) * unsqueeze(read, axis=(1,)), axis=2)
-    return _value_slopes(slopes, row, rows, values), None, None, sparse_matmul(values, positions, starts, g)
+    return reshape(slopes, shape=values.shape), None, None, sparse_matmul(values, positions, starts, g)
 
 
 __all__ = ["sparse_matmul", "sparse_matmul_transposed", "sparse_to_dense"]

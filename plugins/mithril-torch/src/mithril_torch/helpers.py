@@ -742,13 +742,29 @@ def stored_rows(values, positions, starts, columns):
         return torch.sparse_csr_tensor(begins, places[:stored], elements[:stored], shape, check_invariants=False)
 
 
-@needs(stored_rows)
+def row_of_each(positions, starts):
+    """Return the row of each stored element of a sparse matrix, and the number of rows for padding."""
+    places = torch.arange(len(positions), dtype=starts.dtype, device=starts.device)
+    return torch.searchsorted(starts[1:].contiguous(), places, right=True)
+
+
+@needs(stored_rows, row_of_each)
 def sparse_matmul(values, positions, starts, x):
     """Return the product of a sparse matrix with x."""
+    if torch.compiler.is_compiling():  # which traces no sparse tensors (PyTorch 2.13): gathers, and sums of rows
+        blocks = x.reshape(-1, values.numel() // len(positions), x.shape[1])
+        terms = (blocks[positions] * values.reshape(len(positions), -1, 1)).sum(1)
+        return x.new_zeros(len(starts), x.shape[1]).index_add(0, row_of_each(positions, starts), terms)[:-1]
     return stored_rows(values, positions, starts, len(x)) @ x
 
 
-@needs(stored_rows)
+@needs(stored_rows, row_of_each)
 def sparse_matmul_transposed(values, positions, starts, x, columns):
     """Return the product of a transposed sparse matrix with x."""
+    if torch.compiler.is_compiling():
+        width = values.numel() // len(positions)
+        rows = torch.cat([x, x.new_zeros(1, x.shape[1])])[row_of_each(positions, starts)]
+        terms = rows[:, None] * values.reshape(len(positions), width, 1)
+        blocks = x.new_zeros(columns // width, width, x.shape[1])
+        return blocks.index_add(0, positions, terms).reshape(columns, -1)
     return stored_rows(values, positions, starts, columns).t() @ x

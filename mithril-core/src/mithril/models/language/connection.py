@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -141,10 +141,10 @@ class IOKey(Connection):
 
     ``shape`` consists of ints, names, ``Dim``s, None (any size) and at most one ``...`` (any number of axes);
     ``trainable`` makes an input a parameter; ``expose`` makes a terminal an output of the model; an input with a
-    ``default`` can be omitted in calls.
+    ``default`` can be omitted in calls; ``sparse="csr"`` takes arrays of scipy.sparse in this format.
     """
 
-    __slots__ = ("declared_at", "default", "dtype_declared", "expose", "init", "shape_declared", "trainable")
+    __slots__ = ("declared_at", "default", "dtype_declared", "expose", "init", "shape_declared", "sparse", "trainable")
 
     @checked()
     def __init__(
@@ -157,6 +157,7 @@ class IOKey(Connection):
         expose: bool = False,
         default: Any = NO_DEFAULT,
         init: str = "",
+        sparse: Literal["csr"] | None = None,
     ) -> None:
         super().__init__(name)
         self.shape_declared = None if shape is None else tuple(shape)
@@ -165,12 +166,20 @@ class IOKey(Connection):
         self.expose = expose
         self.default = default
         self.init = init
+        self.sparse = sparse
         self.declared_at = user_location()
+        if sparse is not None and trainable:
+            raise ModelError(
+                f"'{name}' cannot be both sparse and trainable: gradients of its zeros are not computed",
+                facts=[f"declared at {self.declared_at}"],
+                hint="declare it dense, or not trainable",
+            )
         if self.shape_declared is not None:
             _check_shape(name, self.shape_declared, self.declared_at)
 
     def __fingerprint__(self) -> tuple[Any, ...]:
-        return (self.name, self.shape_declared, self.dtype_declared, self.trainable, self.default, self.init)
+        declared = self.shape_declared, self.dtype_declared, self.trainable, self.default, self.init, self.sparse
+        return (self.name, *declared)
 
     def merged(self, later: IOKey) -> IOKey:
         """Return one declaration that combines both; raise ModelError if they conflict."""
@@ -189,6 +198,7 @@ class IOKey(Connection):
         merged.expose = self.expose or later.expose
         merged.default = self.default if later.default is NO_DEFAULT else later.default
         merged.init = later.init or self.init
+        merged.sparse = later.sparse or self.sparse
         merged.declared_at = self.declared_at
         return merged
 

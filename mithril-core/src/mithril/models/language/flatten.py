@@ -27,6 +27,7 @@ class InputDecl:
     default: Any = NO_DEFAULT
     where: str = ""  # the first layer that uses the input, and the user's line
     alike: str = ""  # a similar name that a layer produces: the input may be a misspelling
+    sparse: str | None = None  # the format of sparse arrays that calls pass
 
     def __fingerprint__(self) -> tuple[Any, ...]:
         return fields(self, skip=("where", "alike"))  # for messages only
@@ -375,7 +376,8 @@ def _input_declarations(flat: FlatModel, top: _Frame) -> tuple[InputDecl, ...]:
             expected = call.layer.expects(terminal)
             dtype = as_dtype(expected[1]) if expected is not None and expected[1] is not None else None
         alike = next(iter(closest(name, sorted(produced), 1)), "")
-        declarations.append(InputDecl(name, slot, shape, dtype, key.default, _where(readers.get(slot)), alike))
+        reader = _where(readers.get(slot))
+        declarations.append(InputDecl(name, slot, shape, dtype, key.default, reader, alike, key.sparse))
     return tuple(declarations)
 
 

@@ -267,6 +267,7 @@ class _Wiring:
             "trainable": key.trainable or None,
             "expose": key.expose or None,
             "init": key.init or None,
+            "sparse": key.sparse,
         }
         entry = {n: to_value(x, location, self.writing) for n, x in values.items() if x is not None}
         if key.default is not NO_DEFAULT:

@@ -8,6 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
+from mithril.backend import is_sparse
 from mithril.graph import InputError
 from mithril_train.data.tables import columns_of_table
 
@@ -39,6 +40,12 @@ class Arrays(Source):
     def __init__(self, arrays: Mapping[str, Any] | Sequence[Any], *, single: bool = False) -> None:
         self.single = single  # whether a sample is a row of the only array
         self.arrays: Any
+        for name, a in arrays.items() if isinstance(arrays, Mapping) else enumerate(arrays):
+            if is_sparse(a):
+                raise InputError(
+                    f"column {name!r} of a dataset is a sparse array",
+                    hint="pass its toarray(), or train batches of it by compiled.evaluate with output_gradients",
+                )
         if isinstance(arrays, Mapping):
             self.arrays = {name: np.asarray(a) for name, a in arrays.items()}
             columns = self.arrays
