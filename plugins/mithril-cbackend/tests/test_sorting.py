@@ -79,7 +79,8 @@ def test_rows_that_are_in_order_and_each_result_alone(k: int) -> None:
 
 
 def test_printed_code_sorts_equally(tmp_path: Path) -> None:
-    x = elements("float32", (2, 130))
-    program = compiled(x, 1)
-    entry = library(tmp_path / "sorted.so", [program.program], 16).entry_0
-    check(call(program, entry, {"x": x}), x, 1)
+    arrays = [elements(dtype, (2, 130)) for dtype in ("float32", "float64", "uint64")]
+    programs = [compiled(x, 1) for x in arrays]
+    loaded = library(tmp_path / "sorted.so", [p.program for p in programs], 16)
+    for k, (x, program) in enumerate(zip(arrays, programs, strict=True)):
+        check(call(program, getattr(loaded, f"entry_{k}"), {"x": x}), x, 1)

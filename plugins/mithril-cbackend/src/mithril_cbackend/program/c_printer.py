@@ -117,6 +117,7 @@ typedef int32_t lanes __attribute__((vector_size(LANES * 4)));
 """,
     "bits_int32": "static inline int32_t bits_int32(float x) { int32_t y; memcpy(&y, &x, 4); return y; }\n",
     "bits_uint32": "static inline uint32_t bits_uint32(float x) { uint32_t y; memcpy(&y, &x, 4); return y; }\n",
+    "bits_int64": "static inline int64_t bits_int64(double x) { int64_t y; memcpy(&y, &x, 8); return y; }\n",
     "float_of_int32": "static inline float float_of_int32(int32_t x) { float y; memcpy(&y, &x, 4); return y; }\n",
     "float_of_uint32": "static inline float float_of_uint32(uint32_t x) { float y; memcpy(&y, &x, 4); return y; }\n",
     "at": "static inline void *at(int64_t address) { return (void *)(intptr_t)address; }\n",
@@ -467,6 +468,8 @@ def integer(value: int, dtype: str) -> str:
     if dtype == "int64":
         # -9223372036854775808 is the negation of a number that no signed type holds.
         return "INT64_MIN" if value == -(1 << 63) else f"INT64_C({value})"
+    if dtype == "uint64":
+        return f"UINT64_C({value})"
     if dtype == "int32" and value == -(1 << 31):
         return "INT32_MIN"
     return f"{value}u" if dtype == "uint32" else f"({value})" if value < 0 else str(value)
