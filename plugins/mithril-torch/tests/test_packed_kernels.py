@@ -8,7 +8,7 @@ import torch
 
 import mithril as ml
 from mithril.models import Conv2d, Layer, Model, Relu
-from mithril_torch import executorch
+from mithril_torch.inference_module import InferenceModule, inference_program
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
 rng = np.random.default_rng(0)
@@ -69,10 +69,10 @@ def test_autocast_selects_the_precision(batch):
 
 def test_other_runtimes_get_plain_kernels():
     program, result = bound(network())
-    graph, forward = executorch._inference(program)
+    graph, forward = inference_program(program)
     image = torch.tensor(IMAGE)
     with torch.no_grad():
-        captured = torch.export.export(executorch._Program(graph, forward, {}).eval(), (image,))
+        captured = torch.export.export(InferenceModule(graph, forward, {}).eval(), (image,))
     np.testing.assert_allclose(captured.module()(image)[0], result, rtol=1e-5, atol=1e-5)
 
 

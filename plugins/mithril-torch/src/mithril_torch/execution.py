@@ -18,6 +18,7 @@ from mithril.graph import BackendError, GradientError, Graph, Node, OptionError,
 from mithril.ops import if_op, while_op
 from mithril.system import Store, files
 from mithril_torch.autograd import Differentiated
+from mithril_torch.torchscript import LEVELS, Scripted
 
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")  # indexed by script_optimization
@@ -30,6 +31,7 @@ class RunOptions:
     jit: bool
     compiler: Mapping[str, Any]  # arguments of torch.compile
     capture: bool
+    script: int | None  # level of TorchScript; None: not scripted
     cudnn: bool | None
     benchmark: bool | None
     threads: int | None
@@ -49,16 +51,26 @@ def read(
             hint="set it in one place",
         )
     dynamo, capture = settings["torch_dynamo"], settings["torch_fx"]
-    capture = bool(capture or torch_options.get("graph_mode"))
-    jit = options.jit
+    scripted, jit = bool(torch_options.get("graph_mode")), options.jit
+    for other, is_set in {"torch_fx=True": capture, "torch_dynamo=True": dynamo, "jit=True": jit}.items():
+        if scripted and is_set:
+            raise OptionError(
+                f"graph_mode in torch_options conflicts with {other}",
+                facts=["graph_mode runs the program as TorchScript"],
+                hint=f"omit graph_mode: {other} is PyTorch's newer way",
+            )
     if dynamo and jit is False:
         raise OptionError("torch_dynamo=True conflicts with jit=False", hint="omit one of them")
     jit = bool(jit if jit is not None else dynamo)
-    compiler = _compiler(options, jit, torch_options.get("script_optimization"))
+    level = torch_options.get("script_optimization")
+    if level is not None and not (isinstance(level, int) and 0 <= level < len(MODES)):
+        raise OptionError(f"torch_options: script_optimization={level!r}, expected 0 to {len(MODES) - 1}")
+    compiler = _compiler(options, jit, None if scripted else level)
     return RunOptions(
         jit,
         compiler,
-        capture,
+        bool(capture),
+        (level if level is not None else 1) if scripted else None,
         torch_options.get("enable_cudnn"),
         _merge("benchmark", torch_options.get("benchmark_mode"), cudnn_benchmark),
         options.num_threads,
@@ -87,8 +99,6 @@ def _merge(name: str, option: bool | None, backend_value: bool | None) -> bool |
 
 def _compiler(options: BuildOptions, jit: bool, level: int | None) -> dict[str, Any]:
     jit_options = dict(options.jit_options)
-    if level is not None and not (isinstance(level, int) and 0 <= level < len(MODES)):
-        raise OptionError(f"torch_options: script_optimization={level!r}, expected 0 to {len(MODES) - 1}")
     if (jit_options or level) and not jit:
         options.decisions.record(
             "ignored",
@@ -123,7 +133,7 @@ def runner(
 ) -> Forward:
     """Return the function to call; ``on_host`` selects the nodes that run as NumPy references."""
     run: Any = forward
-    compiles = running.jit or running.capture
+    compiles = running.jit or running.capture or running.script is not None
     branching = _branching(graph) if compiles else None
     called = next((node for node, _ in iterate(graph) if on_host(node)), None) if compiles else None
     # torch.compile and make_fx trace tensors without values, from which NumPy cannot compute.
@@ -137,6 +147,8 @@ def runner(
             f"'{branching.op.name}' depends on run-time values: it runs as Python",
             branching.origin,
         )
+    elif running.script is not None:
+        run = _scripted(forward, graph, running.script, options)
     elif running.jit and not running.capture:
         run = _jitted(forward, dynamic=any(not i.type.is_static for i in graph.inputs), jit_options=running.compiler)
     elif running.capture:
@@ -223,6 +235,19 @@ def _jitted(forward: Forward, *, dynamic: bool, jit_options: Mapping[str, Any]) 
         raise OptionError(
             "torch.compile rejected jit_options", facts=[str(error).splitlines()[0], f"jit_options={jit_options}"]
         ) from None
+
+
+def _scripted(forward: Forward, graph: Graph, level: int, options: BuildOptions) -> Forward:
+    """Run ``forward`` as TorchScript, unless it computes gradients."""
+    if isinstance(forward, Differentiated) or graph.with_role("cotangent"):
+        # Kernels of gradients take lists of bool, for which torch.jit.trace raises RuntimeError (torch 2.13).
+        options.decisions.record("fallback", "graph_mode: TorchScript traces no gradients; this program runs as Python")
+        return forward
+    if level > 1 and not options.inference:
+        options.decisions.record("ignored", "script_optimization: levels 2 and 3 are for programs with inference=True")
+        level = 1
+    options.decisions.record("choice", f"graph_mode: TorchScript, {LEVELS[level]}; deprecated by PyTorch for jit=True")
+    return Scripted(forward, level)
 
 
 class Compiled:

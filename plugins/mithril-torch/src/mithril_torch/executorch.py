@@ -7,54 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import torch
 
-from mithril.backend import format_bytes
-from mithril.graph import BackendError, Graph, InputError, OptionError, UnsupportedError, symbols
+from mithril.graph import BackendError, OptionError, UnsupportedError
 from mithril.system import files
+from mithril_torch.inference_module import Exported, examples, inference_module, require_static
 
 DELEGATES = (None, "xnnpack")
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A written .pte file. Its method ``forward`` takes ``inputs`` and returns ``outputs`` in these orders."""
-
-    path: Path
-    bytes: int
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path}: {format_bytes(self.bytes)}, forward({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})"
-        )
-
-
-class _Program(torch.nn.Module):  # type: ignore[misc]
-    """The generated function with its weights as buffers and its inputs as positional arguments."""
-
-    def __init__(self, graph: Graph, forward: Any, weights: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.function = forward
-        self.params = {i.name: f"weight_{k}" for k, i in enumerate(graph.with_role("param"))}
-        self.states = {i.name: f"state_{k}" for k, i in enumerate(graph.with_role("state"))}
-        self.inputs = tuple(i.name for i in graph.with_role("input"))
-        self.outputs = tuple(r.name for r in graph.results if r.role != "state")
-        for name, buffer in {**self.params, **self.states}.items():
-            self.register_buffer(buffer, weights[name].detach())
-
-    def forward(self, *arguments: Any) -> tuple[Any, ...]:
-        params = {name: getattr(self, buffer) for name, buffer in self.params.items()}
-        states = {name: getattr(self, buffer) for name, buffer in self.states.items()}
-        results = self.function(params, {**states, **dict(zip(self.inputs, arguments, strict=True))})
-        return tuple(results[name] for name in self.outputs)
 
 
 def export(
@@ -73,45 +35,10 @@ def export(
         raise BackendError("writing .pte files requires ExecuTorch", hint="pip install executorch")
     if delegate not in DELEGATES:
         raise OptionError(f"unknown delegate '{delegate}'", facts=['accepted: None, "xnnpack"'])
-    graph, forward = _inference(compiled)
-    weights = params if params is not None else compiled.params
-    if weights is None and graph.with_role("param"):
-        raise InputError(
-            "there are no parameters to export",
-            hint="use compiled.export(path, params=params), or call compiled.bind(params) first",
-        )
-    states = dict(state) if state is not None else compiled.initial_state() if graph.with_role("state") else {}
-    program = _Program(graph, forward, {**(weights or {}), **states}).eval()
-    examples = tuple(
-        torch.zeros(tuple(map(int, i.type.shape)), dtype=compiled.backend.native_dtype(i.type.dtype))
-        for i in graph.with_role("input")
-    )
-    file = files.write(path, _lowered(program, examples, delegate))
+    program, graph = inference_module(compiled, params, state)
+    require_static(graph, "ExecuTorch")
+    file = files.write(path, _lowered(program, examples(compiled, graph, {}), delegate))
     return Exported(file, file.stat().st_size, program.inputs, program.outputs)
-
-
-def _inference(compiled: Any) -> tuple[Graph, Any]:
-    """Return the graph of the latest inference program and its generated function."""
-    candidates = [p for p in compiled.programs if not p.request.kind.of and not p.request.kind.training]
-    if not candidates:
-        raise InputError("no inference program is compiled yet", hint="pass shapes= to ml.compile, or run the model")
-    graph: Graph = candidates[-1].executable.graph
-    unknown = symbols(*(n for i in graph.inputs for n in i.type.shape))
-    if unknown:
-        raise InputError(
-            f"size '{unknown[0].name}' is symbolic, but ExecuTorch requires static shapes",
-            hint="compile with integers in shapes=",
-        )
-    return graph, _with_plain_kernels(candidates[-1].executable.forward)
-
-
-def _with_plain_kernels(forward: Any) -> Any:
-    """Return the function with its constants in a layout that other runtimes read, not packed for oneDNN."""
-    constants = {
-        name: x.to_dense() if isinstance(x, torch.Tensor) and x.is_mkldnn else x
-        for name, x in forward.__globals__.items()
-    }
-    return FunctionType(forward.__code__, constants)
 
 
 def _lowered(program: torch.nn.Module, examples: tuple[Any, ...], delegate: str | None) -> bytes:

@@ -53,7 +53,8 @@ def mithril_options() -> Sequence[Option]:
             "torch_options",
             Mapping[str, Any],
             {},
-            "Settings of PyTorch for this program; script_optimization 0 to 3 selects a mode of torch.compile.",
+            "Settings of PyTorch for this program. graph_mode runs it as TorchScript; script_optimization, 0 to 3, is "
+            "its level or, with jit=True, a mode of torch.compile.",
             keys={"enable_cudnn": bool, "benchmark_mode": bool, "graph_mode": bool, "script_optimization": int | None},
             backends=("torch",),
         ),
@@ -62,13 +63,27 @@ def mithril_options() -> Sequence[Option]:
 
 @hookimpl
 def mithril_formats() -> Sequence[FileFormat]:
-    """Return the format of ``compiled.export("model.pte")``."""
+    """Return the formats of ``compiled.export``: .pte, .pt and .pt2."""
     return [
+        FileFormat(
+            "torchscript",
+            suffixes=(".pt",),
+            saves="mithril_torch.torchscript:export",
+            summary="a TorchScript module, which torch.jit.load and LibTorch read",
+            backends=("torch",),
+        ),
+        FileFormat(
+            "torch_export",
+            suffixes=(".pt2",),
+            saves="mithril_torch.exported_program:export",
+            summary="a program that torch.export.load reads; with aot=True compiled by AOTInductor",
+            backends=("torch",),
+        ),
         FileFormat(
             "executorch",
             suffixes=(".pte",),
             saves="mithril_torch.executorch:export",
             summary="a program for ExecuTorch on mobile devices; requires executorch",
             backends=("torch",),
-        )
+        ),
     ]

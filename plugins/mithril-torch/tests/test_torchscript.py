@@ -1,0 +1,113 @@
+"""TorchScript: programs that run by ``torch.jit``, and files that PyTorch reads without mithril."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import mithril as ml
+from mithril.models import BatchNorm2d, Conv2d, Gelu, GlobalAvgPool2d, LayerNorm, Linear, Model, Relu
+
+
+def network():
+    return Model(Conv2d(3, 8, 3, padding=1), BatchNorm2d(8), Relu(), GlobalAvgPool2d(), Linear(4), Gelu(), LayerNorm(4))
+
+
+SHAPE = [2, 3, 8, 8]
+X = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+
+
+def scripted(level, **options):
+    torch_options = {"graph_mode": True, "script_optimization": level}
+    return ml.compile(network(), "torch", shapes={"input": SHAPE}, torch_options=torch_options, **options)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+def test_programs_run_as_torchscript(level, monkeypatch):
+    traced, trace = [], torch.jit.trace
+    monkeypatch.setattr(torch.jit, "trace", lambda *a, **k: (traced.append(1), trace(*a, **k))[1])
+    plain, compiled = (
+        ml.compile(network(), "torch", shapes={"input": SHAPE}, inference=True),
+        scripted(level, inference=True),
+    )
+    params = plain.randomize_params(seed=0)
+    expected = plain.evaluate(params, {"input": X})["output"]
+    for _ in range(3):
+        torch.testing.assert_close(compiled.evaluate(params, {"input": X})["output"], expected, rtol=1e-5, atol=1e-5)
+    assert len(traced) == 1
+    assert "graph_mode: TorchScript, traced" in str(compiled.decisions)
+
+
+def test_programs_with_gradients_run_as_python():
+    plain, compiled = ml.compile(network(), "torch", shapes={"input": SHAPE}), scripted(3)
+    params = plain.randomize_params(seed=0)
+    slope = torch.ones(2, 4)
+    expected = plain.evaluate(params, {"input": X}, slope)[1]
+    gradients = compiled.evaluate(params, {"input": X}, slope)[1]
+    torch.testing.assert_close(gradients, expected, rtol=1e-5, atol=1e-5)
+    assert "graph_mode: TorchScript traces no gradients" in str(compiled.decisions)
+
+
+def test_kernels_for_inference_need_an_inference_program():
+    compiled = scripted(3)
+    compiled.evaluate(compiled.randomize_params(seed=0), {"input": X}, training=False)
+    assert "levels 2 and 3 are for programs with inference=True" in str(compiled.decisions)
+
+
+@pytest.mark.parametrize("other", [{"jit": True}, {"torch_fx": True}, {"torch_dynamo": True}])
+def test_other_compilers_conflict(other):
+    with pytest.raises(ml.OptionError, match="graph_mode in torch_options conflicts with"):
+        scripted(1, **other)
+
+
+def run_file(program, path):
+    """Run a program in a process that imports PyTorch only, and return its result."""
+    np.save(path.with_suffix(".npy"), X)
+    text = (
+        f"import sys, numpy as np, torch; x = torch.from_numpy(np.load({str(path.with_suffix('.npy'))!r}))\n{program}\n"
+    )
+    text += f"assert 'mithril' not in sys.modules; np.save({str(path.with_suffix('.npy'))!r}, result.detach().numpy())"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return np.load(path.with_suffix(".npy"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "program"),
+    [
+        ("model.pt", {}, "(result,) = torch.jit.load({path!r})(x)"),
+        ("model.pt2", {}, "(result,) = torch.export.load({path!r}).module()(x)"),
+        pytest.param(
+            "model.pt2",
+            {"aot": True},
+            "(result,) = torch._inductor.aoti_load_package({path!r})(x)",
+            marks=[pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")],
+            id="aot",
+        ),
+    ],
+)
+def test_files_run_without_mithril(name, options, program, tmp_path):
+    compiled = ml.compile(network(), "torch", shapes={"input": SHAPE}, inference=True)
+    compiled.bind(compiled.randomize_params(seed=0))
+    report = compiled.export(tmp_path / name, **options)
+    assert report.inputs == ("input",) and "forward(input)" in str(report)
+    result = run_file(program.format(path=str(tmp_path / name)), tmp_path / name)
+    np.testing.assert_allclose(result, compiled({"input": X})["output"].numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_open_sizes_stay_open_in_exported_programs(tmp_path):
+    model = Model(Linear(8), Gelu(), Linear(3))
+    compiled = ml.compile(model, "torch", shapes={"input": ["B", 5]}, inference=True)
+    compiled.bind(compiled.randomize_params(seed=0))
+    compiled.export(tmp_path / "model.pt2")
+    module = torch.export.load(tmp_path / "model.pt2").module()
+    for rows in (1, 2, 7):
+        x = torch.ones(rows, 5)
+        torch.testing.assert_close(module(x)[0], compiled({"input": x})["output"])
+    with pytest.raises(ml.InputError, match="size 'B' is symbolic, but TorchScript requires static shapes"):
+        compiled.export(tmp_path / "model.pt")
