@@ -73,6 +73,41 @@ def test_a_loop_that_is_cut_off_raises(backend, name):
                 np.testing.assert_allclose(compiled.backend.to_numpy(slope), expected, rtol=1e-5)
 
 
+DERIVATIVES = {
+    "grad": lambda model: ml.grad(model, of="total", wrt="x"),
+    "rows of grad": lambda model: ml.vmap(ml.grad(model, of="total", wrt="x"), {"rounds": None}),
+    "hvp": lambda model: ml.hvp(model, of="total", wrt="x"),
+    "jvp": lambda model: ml.jvp(model, of="total", wrt="x"),
+    "hessian": lambda model: ml.hessian(model, of="total", wrt="x"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+def test_a_derivative_of_a_loop_that_is_cut_off_raises(derivative, name):
+    model = Model()
+    model |= MODELS[name]()(x="x", rounds="rounds", output="y")
+    model |= ml.models.Sum()(input="y", output="total")
+    compiled = ml.compile(DERIVATIVES[derivative](model), "numpy", shapes={"x": [2, 3], "rounds": []})
+    inputs = {"x": X, "rounds": np.int32(6)}
+    if derivative in ("hvp", "jvp"):
+        inputs["tangent/x"] = X
+    assert compiled.evaluate({}, inputs)
+    with pytest.raises(ml.InputError, match=r"max_trips=6 while its condition still holds"):
+        compiled.evaluate({}, {**inputs, "rounds": np.int32(7)})
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("backend", ("ggml", "numpy"))
+def test_a_file_of_gguf_has_no_checks_as_outputs_and_makes_them(backend, name, tmp_path):
+    compiled = ml.compile(MODELS[name](), "ggml", shapes={"x": [2, 3], "rounds": []}, inference=True)
+    compiled.bind({}).export(tmp_path / "loop.gguf")
+    loaded = ml.load(tmp_path / "loop.gguf", backend=backend)
+    assert list(loaded({"x": X, "rounds": np.int32(6)})) == ["output"]
+    with pytest.raises(ml.InputError, match=r"max_trips=6 while its condition still holds"):
+        loaded({"x": X, "rounds": np.int32(7)})
+
+
 def test_a_kept_program_still_raises(tmp_path):
     for _ in range(2):
         compiled = ml.compile(

@@ -9,7 +9,7 @@ HOMES = {
     "compiled_model": ("CompiledModel",),
     "frontend": ("make_backend", "Source", "TraceRequest", "source_of"),
     "graph_source": ("GraphSource",),
-    "index_checks": ("IndexInput", "given_indices", "with_checks"),
+    "index_checks": ("IndexCheckedExecutable", "IndexInput", "given_indices", "with_checks"),
     "initializers": ("Array", "Index", "initialize", "norms_of"),
     "input_types": ("TRAINING_FLAG", "input_specs", "probe_types"),
     "interpreter": ("Interpreter",),

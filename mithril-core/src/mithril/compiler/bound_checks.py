@@ -14,6 +14,10 @@ from typing import Any
 import numpy as np
 
 from mithril.graph import (
+    BOUNDED,
+    CHECKS,
+    PLACES,
+    REACHED,
     Builder,
     Graph,
     Input,
@@ -26,7 +30,6 @@ from mithril.graph import (
     iterate,
     result,
 )
-from mithril.ops import BOUNDED, PLACES
 
 FLAG = TensorType(as_dtype("int32"), ())
 STATES = {"while": "states", "scan": "carries"}  # attribute with the number of loop-carried values
@@ -83,7 +86,7 @@ KINDS = {kind.__name__: kind for kind in (Bound, BufferBound)}  # by the name in
 
 def with_bounds(graph: Graph) -> tuple[Graph, list[Bound | BufferBound]]:
     """Return the graph with the flags as results, and a ``Bound`` or ``Room`` for each."""
-    if not any(BOUNDED in node.tags or PLACES in node.tags for node, _ in iterate(graph)):
+    if not any(_is_checked(node) for node, _ in iterate(graph)):
         return graph, []
     marked, flags = _with_flags(graph)
     bounds: list[Bound | BufferBound] = []
@@ -93,10 +96,17 @@ def with_bounds(graph: Graph) -> tuple[Graph, list[Bound | BufferBound]]:
         name = extra[-1].name
         if BOUNDED in node.tags:
             bounds.append(Bound(name, node.tags[BOUNDED], node.attributes["max_trips"], str(node.origin)))
+        elif REACHED in node.tags:
+            trips, _, loop = node.tags[REACHED].partition(" ")
+            bounds.append(Bound(name, loop, int(trips), str(node.origin)))
         else:
             size, _, owner = node.tags[PLACES].partition(" ")
             bounds.append(BufferBound(name, owner, int(size), str(node.origin)))
     return marked.replaced(results=(*marked.results, *extra)), bounds
+
+
+def _is_checked(node: Node) -> bool:
+    return not node.tags.keys().isdisjoint(CHECKS)
 
 
 def _with_flags(graph: Graph) -> tuple[Graph, list[tuple[Node, Value]]]:
@@ -105,9 +115,9 @@ def _with_flags(graph: Graph) -> tuple[Graph, list[tuple[Node, Value]]]:
 
     editor = graph.edit()
     flags: list[tuple[Node, Value]] = []
-    for node, following in zip(graph.nodes, [*graph.nodes[1:], None], strict=True):
+    for node, following in zip(graph.nodes, [*graph.nodes[1:], None], strict=False):  # a branch may have no nodes
         inner = (n for region in node.regions for n, _ in iterate(region))
-        loop = next((n for n in inner if BOUNDED in n.tags or PLACES in n.tags), None)
+        loop = next((n for n in inner if _is_checked(n)), None)
         parts: list[Value] = []
         if loop is not None:
             with editor.before(node) as builder:
@@ -119,6 +129,9 @@ def _with_flags(graph: Graph) -> tuple[Graph, list[tuple[Node, Value]]]:
             with editor.before(following) as builder:
                 (holds,) = builder.inline(node.regions[0], [*node.results[:count], *node.operands[count:]])
                 parts.append(ops.cast(holds, dtype=FLAG.dtype))
+        if REACHED in node.tags:
+            with editor.before(following):
+                parts.append(ops.cast(ops.any(node.result), dtype=FLAG.dtype))
         if PLACES in node.tags:
             with editor.before(following):
                 parts.append(_outside(node))
@@ -183,8 +196,10 @@ def _with_flag(region: Graph, place: int | None) -> Graph:
             flag = ops.maximum(flag, other)
     position = len(marked.outputs) if place is None else place
     changed = editor.freeze()
+    # A graph that was read from a file may have such an output from its export.
+    name = next(n for k in range(len(changed.results) + 1) if (n := f"cut_off_{k}") not in changed.output_names)
     widened: Graph = changed.replaced(
         inputs=(*inputs, *changed.inputs[len(marked.inputs) :]),
-        results=(*changed.results[:position], Output(flag, "cut_off"), *changed.results[position:]),
+        results=(*changed.results[:position], Output(flag, name), *changed.results[position:]),
     )
     return widened

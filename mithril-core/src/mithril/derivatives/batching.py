@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from mithril.derivatives.placement import Inserted, Joined, place_rows
 from mithril.graph import (
+    CHECKS,
     Builder,
     Graph,
     MithrilError,
@@ -28,9 +29,7 @@ from mithril.graph import (
     product,
     types_of,
 )
-from mithril.ops import BOUNDED, PLACES, random_bits, reshape, scan, spread, transpose
-
-MARKS = (BOUNDED, PLACES)  # tags of one node, which those around it do not share
+from mithril.ops import random_bits, reshape, scan, spread, transpose
 
 
 class BatchedValue(NamedTuple):
@@ -77,9 +76,8 @@ class Batching:
         for node in graph.nodes:
             operands = [None if v is None else values[v] for v in node.operands]
             has_origin = str(node.origin)
-            marks = {name: tag for name, tag in node.tags.items() if name in MARKS}
-            tags = {name: tag for name, tag in node.tags.items() if name not in MARKS}
-            with builder.at(node.origin if has_origin else outer[0], tags or outer[1]):
+            marks = {name: tag for name, tag in node.tags.items() if name in CHECKS}
+            with builder.at(node.origin if has_origin else outer[0], node.tags or outer[1]):
                 results = self._node(node, operands)
             if marks:
                 _mark(builder, results[0].value, marks)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from mithril.derivatives.gradient_graph import gradients, value_and_gradients
 from mithril.derivatives.reverse import live_nodes, zeros
 from mithril.derivatives.vmap import vmap_graph
-from mithril.graph import Builder, GradientError, Graph, Input, Output, Size, TensorType, Value, numel
+from mithril.graph import REACHED, Builder, GradientError, Graph, Input, Output, Size, TensorType, Value, numel
 from mithril.ops import eye, reshape, transpose
 
 Names = Iterable[str] | None
@@ -125,7 +125,7 @@ def _unused_name(name: str, graph: Graph) -> str:
 
 def _without(graph: Graph, results: Sequence[Output], linear: Sequence[Input], renamed: Mapping[Value, Input]) -> Graph:
     """Return the graph of these results; they are linear in some inputs, on which they cannot depend."""
-    values = {r.value for r in results}
+    values = {r.value for r in results} | {n.result for n in graph.nodes if REACHED in n.tags}
     nodes = live_nodes(graph.nodes, values)
     read = {v for node in nodes for v in node.operands} | values
     builder = Builder(graph.name)

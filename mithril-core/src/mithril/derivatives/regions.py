@@ -11,6 +11,8 @@ from typing import Any
 
 from mithril.derivatives.reverse import Derivative, Reverse, differentiable_values, differentiate, live_nodes
 from mithril.graph import (
+    BOUNDED,
+    REACHED,
     Builder,
     GradientError,
     Graph,
@@ -140,14 +142,20 @@ def while_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None])
 
     with stage:
         scan(step, node.operands[:count], length=trips)
-    reverse.builder.inputs += stage.inputs
-    reverse.builder.guards.update(stage.guards)
     # The forward nodes are exchanged: readers of the loop's results read those of the scan, which has
     # saved residuals.
     *before, loop = stage.nodes
     loop = loop.replaced(results=node.results)
+    stage.nodes = []
+    if BOUNDED in node.tags:
+        (holds,) = stage.inline(condition, [*node.results, *captured])
+        producer = next(k for k, n in enumerate(stage.nodes) if holds in n.results)
+        tags = {**stage.nodes[producer].tags, REACHED: f"{trips} {node.tags[BOUNDED]}"}
+        stage.nodes[producer] = stage.nodes[producer].replaced(tags=tags)
+    reverse.builder.inputs += stage.inputs
+    reverse.builder.guards.update(stage.guards)
     yield from scan_rule(reverse, loop, cotangents)
-    reverse.exchanged[node] = [*before, *reverse.exchanged.pop(loop, (loop,))]
+    reverse.exchanged[node] = [*before, *reverse.exchanged.pop(loop, (loop,)), *stage.nodes]
 
 
 # -- scan ---------------------------------------------------------------------------------------------------------

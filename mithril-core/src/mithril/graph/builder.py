@@ -9,7 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from mithril.graph.core import NOWHERE, Attributes, Graph, Input, Node, Op, Origin, Output, Value, as_results, types_of
+from mithril.graph.core import (
+    CHECKS,
+    NOWHERE,
+    Attributes,
+    Graph,
+    Input,
+    Node,
+    Op,
+    Origin,
+    Output,
+    Value,
+    as_results,
+    types_of,
+)
 from mithril.graph.dims import Dim, Size, TensorType, parse_dim
 from mithril.graph.dtypes import DType, dtype as as_dtype, scalar_dtype
 from mithril.graph.errors import GraphError, MithrilError, ShapeError
@@ -33,10 +46,19 @@ class Builder:
         self.nodes: list[Node] = []
         self.guards: dict[Guard, None] = {}
         self.origin: Origin = NOWHERE
-        self.tags: Attributes | None = None
+        self._tags: Attributes | None = None
         self._used: dict[str, int] = {}
         self._scalars: dict[tuple[str, DType], Value] = {}
         self._outer: list[Builder | None] = []
+
+    @property
+    def tags(self) -> Attributes | None:
+        """The tags of the nodes that are emitted: those of the node that they are made from, without its checks."""
+        return self._tags
+
+    @tags.setter
+    def tags(self, tags: Attributes | None) -> None:
+        self._tags = tags and {name: tag for name, tag in tags.items() if name not in CHECKS}
 
     # -- being the current builder -----------------------------------------------------------------------------------
     def __enter__(self) -> Builder:

@@ -235,6 +235,11 @@ class Node:
 
 FIELDS = ("op", "operands", "attributes", "results", "regions", "origin", "tags")
 NO_TAGS: Attributes = {}
+# Tags of run-time checks. Each belongs to one node: nodes that are made from it do not inherit them.
+BOUNDED = "bounded"  # of a loop whose calls raise if ``max_trips`` stops it; the value names the layer that set the tag
+REACHED = "reached"  # of a condition that is false after a loop that became a scan; the value is "6 While"
+PLACES = "places"  # of integers that index a buffer; the value is the buffer's size and owner, "8 MultiHeadAttention"
+CHECKS = frozenset({BOUNDED, REACHED, PLACES})
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from mithril.graph import (
+    BOUNDED,
+    PLACES,
     Builder,
     DType,
     DTypeError,
@@ -142,10 +144,6 @@ def cond(pred: Any, then: Callable[..., Any], else_: Callable[..., Any], *xs: An
 
 
 # -- while --------------------------------------------------------------------------------------------------------
-# tag of a loop whose calls raise if ``max_trips`` stops it; its value names the layer that set the tag
-BOUNDED = "bounded"
-# tag of integers that index a buffer; its value is the buffer's size and owner: "8 MultiHeadAttention"
-PLACES = "places"
 
 
 def _while_infer(types: Types, attributes: Mapping[str, Any], regions: Sequence[Graph]) -> tuple[TensorType, ...]:

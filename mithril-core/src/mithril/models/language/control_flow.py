@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.graph import Builder, ModelError, Value, closest
+from mithril.graph import BOUNDED, Builder, ModelError, Value, closest
 from mithril.models.language.connection import Connection, Connections, Step
 from mithril.models.language.expressions import Expression
 from mithril.models.language.flatten import flatten
@@ -284,7 +284,7 @@ class While(Layer):
         return (), "int32" if counts else None
 
     def build(self, *values: Any) -> Any:
-        from mithril.ops import BOUNDED, while_loop
+        from mithril.ops import while_loop
 
         context = self.context
         bindings = dict(zip(self.inputs, values, strict=True))

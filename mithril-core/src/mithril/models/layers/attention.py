@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.graph import Builder, ModelError, ShapeError, Size, Value, equal
+from mithril.graph import PLACES, Builder, ModelError, ShapeError, Size, Value, equal
 from mithril.models.language.arguments import expect_rank, expect_size, positive, probability
 from mithril.models.language.layer import Layer
 from mithril.models.layers.linear import Linear
 from mithril.models.layers.shape_layers import Dropout
-from mithril.ops import PLACES
 
 
 def write_cache(layer: Layer, name: str, x: Any, start: Any, capacity: int) -> Any:

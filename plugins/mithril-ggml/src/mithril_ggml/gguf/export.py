@@ -14,6 +14,7 @@ import numpy as np
 import mithril
 from mithril import ops
 from mithril.compiler import InputSpec, ProgramKey, ProgramKind, manifest_of
+from mithril.derivatives import live_nodes
 from mithril.graph import (
     Decisions,
     Dim,
@@ -73,7 +74,7 @@ def export_gguf(
     if architecture is not None:
         export_architecture(compiled, path, architecture, parameters, recipe)
         return Decisions()
-    graph = decompose(inference_graph(compiled), lowering.lowers, "ggml")
+    graph = decompose(_without_checks(inference_graph(compiled)), lowering.lowers, "ggml")
     states = dict(state) if state is not None else compiled.initial_state() if graph.with_role("state") else {}
     decisions = Decisions()
     to_numpy = compiled.backend.to_numpy
@@ -122,6 +123,13 @@ def _declared_types(specs: Mapping[str, InputSpec], types: InputTypes) -> InputT
         return TensorType(t.dtype, declared_shape)
 
     return tuple((n, opened(n, t)) for n, t in types)
+
+
+def _without_checks(graph: Graph) -> Graph:
+    """Remove the results of run-time checks: whoever loads the graph adds them again, with their messages."""
+    results = tuple(r for r in graph.results if r.role != "check")
+    nodes = live_nodes(graph.nodes, [r.value for r in results])
+    return graph.replaced(nodes=tuple(nodes), results=results)
 
 
 def _types(compiled: Any) -> InputTypes:

@@ -11,6 +11,7 @@ import numpy as np
 from mithril.backend import Backend, BuildOptions, LazyGraph
 from mithril.compiler import (
     CompiledModel,
+    IndexCheckedExecutable,
     InputSpec,
     Interface,
     Program,
@@ -21,6 +22,7 @@ from mithril.compiler import (
     initialize,
     make_backend,
     resolve_options,
+    with_bounds,
 )
 from mithril.graph import Decisions, Graph, Input, InputError, MithrilError, OptionError, TensorType, parse
 from mithril.passes import PassContext, PassManager
@@ -112,6 +114,7 @@ class GraphCompiler:
 
     def __init__(self, graph: Graph, backend: Backend, settings: Any) -> None:
         self.graph = graph
+        self.checked, self.checks = with_bounds(graph)
         self.backend = backend
         self.settings = settings
         self.decisions = Decisions(strict=settings["strict"])
@@ -120,10 +123,14 @@ class GraphCompiler:
         """Return the program; the file contains no gradients."""
         if request.kind.of or request.kind.training:
             raise InputError("a model loaded from a file is for inference only: it has no gradients")
-        executable = self.backend.build(self.lowered(request), self._options())
+        executable: Any = self.backend.build(self.lowered(request), self._options())
         graph = LazyGraph(self.graph)
         interface = Interface.of(self.graph, self.graph)
-        return Program(request, graph, graph, interface, executable, Results.of(self.graph), backend=self.backend)
+        results = Results.of(self.graph)
+        program = Program(request, graph, graph, interface, executable, results, backend=self.backend)
+        if self.checks:
+            program.checked = IndexCheckedExecutable(executable, self.checks, program.types, self.backend)
+        return program
 
     def differentiable(self, request: ProgramKey) -> Never:
         """Raise InputError: quantized weights have no gradients."""
@@ -138,7 +145,7 @@ class GraphCompiler:
 
     def lowered(self, request: ProgramKey) -> Graph:
         options = self._options()
-        return self.backend.decomposed(self.graph, options)
+        return self.backend.decomposed(self.checked, options)
 
     def _options(self) -> BuildOptions:
         return BuildOptions(self.settings, inference=True, decisions=self.decisions)
