@@ -50,6 +50,11 @@ def test_mixing_agrees_with_numpy(backend, name):
     np.testing.assert_array_equal(unchanged["probabilities"], np.eye(4, dtype=np.float32)[LABELS])
 
 
+def test_layer_that_a_plugin_exports_returns_from_the_file_of_a_model():
+    model = Sequential(ml.RandomFlip(0.3, axis=-2), Flatten(), Linear(4))
+    assert Sequential.from_json(model.to_json()).to_json() == model.to_json()
+
+
 def test_flips_are_mirror_images():
     stack = np.repeat(IMAGES, 50, axis=0)
     flipped = run(ml.RandomFlip(0.3), "numpy", {"input": stack})["output"]

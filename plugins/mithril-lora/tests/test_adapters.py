@@ -15,6 +15,16 @@ from mithril_lora import Adapter, LoRA, adapter_parameters, adapter_patterns, me
 generator = np.random.default_rng(3)
 
 
+@pytest.mark.parametrize("replacement", [LoRA(rank=2, alpha=3.0), LoRA(rank=2, target="weight"), Adapter(4)], ids=repr)
+@pytest.mark.parametrize("layer", [Linear(5), Conv2d(3, 5, 3)], ids=repr)
+def test_model_with_adapters_returns_from_its_file(layer, replacement):
+    model = Model(layer, Relu())
+    model.replace(type(layer), replacement)
+    again = Model.from_json(model.to_json())
+    assert again.to_json() == model.to_json()
+    assert repr(dict(again.walk())) == repr(dict(model.walk()))
+
+
 def draw(*shape: int) -> Any:
     return generator.normal(size=shape).astype(np.float32)
 

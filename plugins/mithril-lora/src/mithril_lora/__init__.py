@@ -8,9 +8,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mithril_lora.adapters import Adapter, LoRA, adapter_parameters, adapter_patterns, merge
+    from mithril_lora.adapters import (
+        Adapted,
+        Adapter,
+        LoRA,
+        LowRankLinear,
+        LowRankWeight,
+        adapter_parameters,
+        adapter_patterns,
+        merge,
+    )
 
-__all__ = ["Adapter", "LoRA", "adapter_parameters", "adapter_patterns", "merge"]
+__all__ = [
+    "Adapted",  # the layers are public, because files of models name them
+    "Adapter",
+    "LoRA",
+    "LowRankLinear",
+    "LowRankWeight",
+    "adapter_parameters",
+    "adapter_patterns",
+    "merge",
+]
 
 
 def __getattr__(name: str) -> Any:

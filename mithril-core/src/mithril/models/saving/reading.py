@@ -1,7 +1,7 @@
 """Models from dictionaries: every reference, name and size of the file is checked, and none of its text is run.
 
-Classes are those of ``mithril.models``, public names of the packages of installed plugins, and those that the caller
-passes as ``layers``.
+Classes are those of ``mithril.models``, public names of the packages of installed plugins or that these export from
+``mithril``, and those that the caller passes as ``layers``.
 """
 
 from __future__ import annotations
@@ -122,6 +122,10 @@ class _Reader(Reading):
         if isinstance(name, str) and (cls := self.classes.get(name.rpartition(":")[2])) is not None:
             return cls
         package, colon, short = _text(name, location).partition(":")
+        if package == "mithril" and short in plugins.exports():
+            exported = plugins.export(short)
+            if isinstance(exported, type) and issubclass(exported, Layer):  # others may act when they are made
+                return exported
         if colon:
             packages = {plugin.module.partition(".")[0] for plugin in plugins.all() if plugin.module}
             public = import_module(package) if package in packages else None

@@ -120,7 +120,7 @@ def to_value(value: Any, location: str, writing: Writing) -> Any:
         facts=[f"value: {value!r:.80}", "files of models hold numbers, texts, arrays, layers and operations, no code"],
         hint="write a layer class that has it, and pass the class to from_dict(..., layers=[MyLayer])"
         if callable(value)
-        else None,
+        else "write a model that was imported as a program: compiled.export('model.onnx')",
     )
 
 

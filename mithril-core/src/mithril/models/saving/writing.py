@@ -67,11 +67,15 @@ class _Writer(Writing):
         self.alive: list[Any] = []
 
     def class_name(self, cls: type, location: str) -> str:
+        from mithril import plugins
+
         name, package = cls.__name__, cls.__module__.partition(".")[0]
         library: Any = import_module("mithril.models")
         is_public = name in library.__all__ and getattr(library, name) is cls
         if not is_public and getattr(sys.modules.get(package), name, None) is cls:
             name = f"{package}:{name}"
+        elif not is_public and issubclass(cls, Layer) and name in plugins.exports() and plugins.export(name) is cls:
+            name = f"mithril:{name}"
         if self.classes.setdefault(name, cls) is not cls:
             raise ModelError(
                 f"two classes are named '{name}'",
