@@ -11,7 +11,7 @@ import pytest
 
 import mithril as ml
 from mithril.graph.errors import BackendError, OptionError, StrictError
-from mithril.models import Gelu, If, LayerNorm, Linear, Model, MultiHeadAttention, Relu
+from mithril.models import LSTM, Conv2d, Gelu, If, LayerNorm, Linear, Model, MultiHeadAttention, Relu
 from mithril_mlx import execution
 from mithril_mlx.mlx_loader import BLAS, mx
 
@@ -108,6 +108,39 @@ def test_gradients_of_both_kinds_agree():
         gradients.append(compiled.evaluate(compiled.randomize_params(0), {"x": random(4, 8)}, g)[1])
     for name, x in gradients[0].items():
         np.testing.assert_allclose(np.array(x), np.array(gradients[1][name]), rtol=1e-3, atol=1e-5)
+
+
+EMPTY = {
+    "convolution": (lambda: Model(Conv2d(2, 3, 3, padding=1)), [0, 2, 5, 5]),
+    "scan": (lambda: Model(LSTM(3)), [0, 4, 2]),
+    "flip": (lambda: Model.create(outputs={"output": ml.ops.flip(Linear(3)(ml.IOKey("input")), axis=1)}), [0, 4, 2]),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_gradients_of_an_empty_batch_are_zero(name):
+    make, shape = EMPTY[name]
+    compiled = ml.compile(make(), "mlx", shapes={"input": shape})
+    params = {n: mx.array(x) for n, x in compiled.randomize_params(0).items()}
+    x = np.zeros(shape, np.float32)
+    outputs = compiled.evaluate(params, {"input": x})
+    gradients = compiled.evaluate(params, {"input": x}, output_gradients=dict(outputs))[1]
+    function = compiled.to_function(training=True)
+    by_mlx = mx.grad(lambda p: sum(y.sum() for y in function(p, {"input": mx.array(x)}).values()))(params)
+    for n in params:
+        assert not np.array(gradients[n]).any()
+        assert not np.array(by_mlx[n]).any()
+
+
+def test_differentiation_of_empty_arrays_by_mlx_is_refused():
+    compiled = ml.compile(mlp(), "mlx", shapes={"x": [None, 8]}, autodiff="native")
+    with pytest.raises(ml.MithrilError) as error:
+        compiled.evaluate(compiled.randomize_params(0), {"x": random(0, 8)}, np.ones((0, 2), np.float32))
+    assert str(error.value) == (
+        "the automatic differentiation of MLX does not support empty arrays\n"
+        "  input 'x' has shape [0, 8]\n"
+        "hint: omit autodiff='native': mithril's own differentiation supports them"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -21,7 +21,18 @@ from mithril.backend import (
     columns,
     memory_plan,
 )
-from mithril.graph import ALL, BackendError, DType, Graph, Node, cotangent_name, dtype as as_dtype, iterate, result_name
+from mithril.graph import (
+    ALL,
+    BackendError,
+    DType,
+    Graph,
+    Node,
+    UnsupportedError,
+    cotangent_name,
+    dtype as as_dtype,
+    iterate,
+    result_name,
+)
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
 from mithril_mlx import native_kernels  # noqa: F401  # adds its rows to the table
 from mithril_mlx.execution import reject_jit_options, runner
@@ -105,6 +116,13 @@ class MlxBackend(SourceBackend):
     def differentiated(self, forward: Forward, output_names: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         def with_gradients(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
             built: dict[str, Any] = {}
+            empty = next((name for name, x in inputs.items() if not x.size), None)
+            if empty is not None:  # mx.vjp may end the process, or never return, with MLX 0.32
+                raise UnsupportedError(
+                    "the automatic differentiation of MLX does not support empty arrays",
+                    facts=[f"input '{empty}' has shape {list(inputs[empty].shape)}"],
+                    hint="omit autodiff='native': mithril's own differentiation supports them",
+                )
 
             def outputs(*given: Any) -> list[Any]:
                 arguments_by_name = dict(zip(wrt, given, strict=True))

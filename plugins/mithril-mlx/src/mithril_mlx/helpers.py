@@ -183,7 +183,7 @@ def expert_weight_grad(x, g, experts, count):
 def flip(x, axes):
     """Return the elements in reverse order along ``axes``."""
     for axis in axes:
-        x = mx.take(x, mx.arange(x.shape[axis] - 1, -1, -1), axis) if x.shape[axis] else x
+        x = mx.take(x, mx.arange(x.shape[axis] - 1, -1, -1), axis) if x.size else x
     return x
 
 
@@ -227,6 +227,8 @@ def to_channels_first(x):
 def conv(x, w, stride, padding, dilation, groups):
     """Return the convolution of [batch, channels, ...] images; 16-bit floats accumulate in float32."""
     accumulator = mx.float32 if x.dtype in (mx.float16, mx.bfloat16) else x.dtype
+    if not x.size or not w.size:  # MLX 0.32 cannot differentiate it, and all slopes are zero
+        x, w = mx.stop_gradient(x), mx.stop_gradient(w)
     low, high = [a for a, _ in padding], [b for _, b in padding]
     result = mx.conv_general(
         to_channels_last(x.astype(accumulator)),
@@ -434,6 +436,8 @@ WORDS = {
     "raised": "mx.maximum",
     "size": "{0}.size",
     "sizes": "mx.array({0}, mx.int64)",
+    # The derivative of mx.take ends the process where the array is empty, with MLX 0.32.
+    "take": "mx.take({0} if {0}.size else mx.stop_gradient({0}), {1}, {2})",
     "to_word": "{0}.astype(mx.uint32)",
     "word": "mx.array({0}, mx.uint32)",
     "words": "mx.arange({0}, dtype=mx.uint32)",

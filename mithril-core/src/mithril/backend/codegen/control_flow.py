@@ -9,15 +9,15 @@ from mithril.backend.codegen.lowering_table import Lowerings
 from mithril.graph import TensorType
 
 
-def python_control(table: Lowerings, stack: str, empty: str) -> None:
+def python_control(table: Lowerings, stack: str, empty: str, row: str = "{x}[{step}]") -> None:
     """Add rows for ``if``, ``while`` and ``scan``.
 
     ``stack`` is a template that stacks the list ``{rows}``; ``empty`` is its result for an empty list, with ``{shape}``
-    and ``{dtype}``.
+    and ``{dtype}``; ``row`` is the element ``{step}`` of the sequence ``{x}``.
     """
     table.function("if", view=True)(_if)
     table.function("while", view=True)(_while)
-    table.function("scan", view=True)(_scan(stack, empty))
+    table.function("scan", view=True)(_scan(stack, empty, row))
 
 
 def _assigned(names: list[str]) -> str:
@@ -45,7 +45,7 @@ def _while(call: Call) -> None:
     call.line(f"    {_assigned(names)} = {step}({arguments})")
 
 
-def _scan(stack: str, empty: str) -> Callable[[Call], None]:
+def _scan(stack: str, empty: str, row: str) -> Callable[[Call], None]:
     def lower(call: Call) -> None:
         body = call.region(0)
         n, m = call.carries, call.sequences
@@ -59,7 +59,8 @@ def _scan(stack: str, empty: str) -> Callable[[Call], None]:
             call.line(f"{name} = []")
         step, length = call.temp("step"), call.literal(call.length)
         call.line(f"for {step} in {f'reversed(range({length}))' if call.reverse else f'range({length})'}:")
-        arguments = ", ".join([*carries, *(f"{s}[{step}]" for s in sequences), *rest])
+        taken = [row.replace("{x}", str(s)).replace("{step}", step) for s in sequences]
+        arguments = ", ".join([*carries, *taken, *rest])
         call.line(f"    {_assigned([*carries, *elements])} = {body}({arguments})")
         for name, element in zip(rows, elements, strict=True):
             call.line(f"    {name}.append({element})")
