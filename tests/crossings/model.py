@@ -186,7 +186,7 @@ LISTS = "mlp dropout convolutions encoder lstm gru experts"
 IMPORTED = "torch onnx jax"
 WIRED = "tied loop branch"
 
-JSON_CODE = Known("to_json of a model that was imported is refused without a remedy", mode="to_json")
+JSON_CODE = Refused("files of models hold no code of other frameworks", "file export", mode="to_json")
 SOURCES = (
     Value("layers", wired),
     Value("sequential", sequential, (Excluded("the network is no list of layers", network=WIRED),)),
@@ -249,7 +249,7 @@ def rows_at_once(case: Case) -> None:
     case.model = ml.vmap(case.model)
 
 
-WALKED = Excluded("an imported model is one layer, so that nothing is found", source=IMPORTED)
+BATCHED = Excluded("an imported model declares the axis of its batch", source=IMPORTED)
 UNBATCHED = Excluded(
     "written for batches, or with an input that says how to map it",
     network="convolutions encoder lstm gru experts dropout branch",
@@ -261,18 +261,13 @@ SURGERY = (
     Value(
         "lora",
         lora,
-        (
-            WALKED,
-            Excluded("a layer with one weight for two purposes", network="tied"),
-            Known("from_json does not know the layers that LoRA puts in", mode="to_json"),
-        ),
+        (Excluded("a layer with one weight for two purposes", network="tied"),),
     ),
-    Value("replace", replace, (WALKED,)),
+    Value("replace", replace),
     Value(
         "hook",
         hooked,
         (
-            WALKED,
             Refused("files of models hold no functions", "Hooked file", mode="to_json"),
             Known("hook refuses a layer whose weight is connected, without a remedy", network="tied"),
         ),
@@ -292,9 +287,8 @@ SURGERY = (
         "outputs",
         outputs,
         (
-            WALKED,
+            Excluded("values inside are found by layers only", source="onnx", network="tied loop"),
             TRAINED,
-            Known("ONNX writes the output '0' of a Sequential as '_0'", source="sequential", mode="to_onnx"),
         ),
     ),
     Value(
@@ -305,9 +299,8 @@ SURGERY = (
         rows_at_once,
         (
             UNBATCHED,
-            WALKED,
+            BATCHED,
             NO_JSON,
-            Known("a GGUF file of a bounded loop returns its checks as outputs", network="loop", mode="to_gguf"),
         ),
     ),
     Value(
@@ -315,12 +308,10 @@ SURGERY = (
         derivative,
         (
             UNBATCHED,
-            WALKED,
+            BATCHED,
             TRAINED,
             NO_JSON,
             Excluded("an input of integers", network="tied"),
-            Known("KeyError in vmap of the gradient of a While layer", network="loop"),
-            Known("ONNX writes the output 'grad/input' as 'grad_input'", mode="to_onnx"),
         ),
     ),
 )
@@ -410,6 +401,13 @@ NO_AUTOGRAD = Refused(
     engine="numpy c ggml",
     mode="gradient",
 )
+NO_EMPTY = Refused(
+    "MLX may end the process, or never return, where it differentiates empty arrays",
+    "automatic differentiation empty",
+    engine="mlx",
+    mode="gradient",
+    sizes="empty",
+)
 OPTIONS = (
     Value("medium"),
     Value("none", option(optimization_level="none")),
@@ -426,7 +424,7 @@ OPTIONS = (
     Value("latency", option(optimize_for="latency")),
     Value("memory", option(max_memory_gb=1)),
     Value("pass", option(custom_passes=[own_pass])),
-    Value("framework", option(autodiff="native"), (NO_AUTOGRAD,)),
+    Value("framework", option(autodiff="native"), (NO_AUTOGRAD, NO_EMPTY)),
 )
 
 # events
@@ -463,14 +461,7 @@ ENGINES = tuple(Value(name, engine(name)) for name in ("numpy", "jax", "torch", 
 MODE_LIMITS: dict[str, tuple[Limit, ...]] = {
     "to_gguf": (Excluded("files of GGML", engine="numpy jax torch mlx c"),),
     "module": (Excluded("a module of PyTorch", engine="numpy jax mlx c ggml"),),
-    "function": (
-        Excluded("functions are for frameworks that differentiate them", engine="numpy torch c ggml"),
-        Known(
-            "mx.grad may end the process by a floating point exception where arrays are empty",
-            engine="mlx",
-            sizes="empty",
-        ),
-    ),
+    "function": (Excluded("functions are for frameworks that differentiate them", engine="numpy torch c ggml"),),
 }
 
 

@@ -14,8 +14,10 @@ from mithril.models import (
     LayerNorm,
     Linear,
     MaxPool2d,
+    Model,
     Relu,
     RMSNorm,
+    Sequential,
     TransformerEncoderLayer,
 )
 
@@ -123,6 +125,19 @@ def test_operations(tmp_path, name, open_sizes):
         pytest.skip("it indexes rows by number")
     x = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
     exported(layer(FUNCTIONS[name]), {"x": x}, tmp_path / "m.onnx", 23, {"x": ["rows", 4]} if open_sizes else None)
+
+
+def test_outputs_keep_their_names(tmp_path):
+    model = Sequential(Linear(3), Relu())
+    compiled = ml.compile(model, "numpy", shapes={"input": [2, 4]}, outputs=["0", "output"], inference=True)
+    compiled.export(tmp_path / "names.onnx", params=compiled.randomize_params(0))
+    again = ml.from_onnx(tmp_path / "names.onnx")
+    assert again.outputs == ("0", "output")
+    inner = Model()
+    inner |= again(input="input", **{"0": "h", "output": "y"})
+    for loaded in (ml.compile(again, "numpy", inference=True), ml.load(tmp_path / "names.onnx", backend="numpy")):
+        assert set(loaded({"input": np.ones((2, 4), np.float32)})) == {"0", "output"}
+    assert inner.outputs == ("h", "y")
 
 
 def test_an_attribute_that_a_row_does_not_read_is_decomposed(tmp_path):

@@ -257,7 +257,9 @@ class OnnxModel(Model):
             self.input(name, shape=_named_sizes(self.shapes[name]), dtype=self.types[name])
         self |= layer(**{t: t for t in (*layer.inputs, *layer.outputs)})
         self.steps[0].name = ""  # parameters have the names of the file, without a prefix
-        self.set_outputs(*layer.outputs)
+        # Terminals are identifiers, since calls name them; results of the compiled model have the names of the file.
+        original = {terminal: name for name, terminal in layer.result_names.items() if terminal == identifier(name)}
+        self.set_outputs(**{original.get(terminal, terminal): terminal for terminal in layer.outputs})
 
 
 @checked()

@@ -58,7 +58,8 @@ class Writer:
     ) -> Any:
         names = [self.names.new(stem or kind.lower()) for _ in range(results)]
         set_attributes = {n: v for n, v in attributes.items() if v is not None}
-        label = f"{self.path}/{kind}" if self.path else kind
+        # The layers around a node as PyTorch writes its modules: readers find layers by these names.
+        label = f"/{self.path.replace('.', '/')}/{kind}" if self.path else kind
         trimmed = list(operands)
         while trimmed and not trimmed[-1]:
             trimmed.pop()
