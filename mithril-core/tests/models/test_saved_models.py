@@ -271,8 +271,8 @@ def test_changed_layers_are_refused():
 
 
 def test_no_class_outside_of_the_library_is_reached():
-    outside = ("os:system", "mithril_tools.cli:main", "subprocess:Popen", "builtins:eval", "Trainer", "mithril:Trainer")
-    for name in outside:
+    names = ("os:system", "mithril_tools.cli:main", "subprocess:Popen", "builtins:eval", "Trainer", "mithril:Trainer")
+    for name in names:
         with pytest.raises(ModelError, match="unknown"):
             Layer.from_dict(entry({"class": name, "arguments": ["true"]}))
     with pytest.raises(ModelError, match="not a layer"):

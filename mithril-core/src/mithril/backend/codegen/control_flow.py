@@ -59,8 +59,8 @@ def _scan(stack: str, empty: str, row: str) -> Callable[[Call], None]:
             call.line(f"{name} = []")
         step, length = call.temp("step"), call.literal(call.length)
         call.line(f"for {step} in {f'reversed(range({length}))' if call.reverse else f'range({length})'}:")
-        taken = [row.replace("{x}", str(s)).replace("{step}", step) for s in sequences]
-        arguments = ", ".join([*carries, *taken, *rest])
+        elements_read = [row.replace("{x}", str(s)).replace("{step}", step) for s in sequences]
+        arguments = ", ".join([*carries, *elements_read, *rest])
         call.line(f"    {_assigned([*carries, *elements])} = {body}({arguments})")
         for name, element in zip(rows, elements, strict=True):
             call.line(f"    {name}.append({element})")

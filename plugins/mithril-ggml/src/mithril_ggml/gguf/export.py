@@ -126,7 +126,7 @@ def _declared_types(specs: Mapping[str, InputSpec], types: InputTypes) -> InputT
 
 
 def _without_checks(graph: Graph) -> Graph:
-    """Remove the results of run-time checks: whoever loads the graph adds them again, with their messages."""
+    """Remove the results of run-time checks: a program of the loaded graph adds them again."""
     results = tuple(r for r in graph.results if r.role != "check")
     nodes = live_nodes(graph.nodes, [r.value for r in results])
     return graph.replaced(nodes=tuple(nodes), results=results)
