@@ -157,6 +157,7 @@ class Calls:
             "L1",
             "L2",
             "MLflow",
+            "Pruning",
             "ReduceLROnPlateau",
             "TensorBoard",
             "WandB",

@@ -22,6 +22,7 @@ EXPORTS = {
     ),
     "loop.checkpoint_callback": ("Checkpoint",),
     "engine.batches": ("LocalRows",),
+    "loop.pruning": ("Pruning",),
     "loop.loggers": ("MLflow", "StepLogger", "TensorBoard", "WandB"),
     "data.loader": ("DataLoader",),
     "data.sequences": ("Buckets", "Padding"),
