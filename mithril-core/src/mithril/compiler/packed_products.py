@@ -108,7 +108,10 @@ def _matmul(node: Node, packed: list[Packed | None]) -> Value | None:
     x, w = node.operands
     assert x is not None
     assert w is not None
-    return _product(x, w, *packed, is_transposed=False)
+    left, right = packed
+    if left is not None and w.ndim == 2:
+        return left.product(w)
+    return None if right is None else _of_rows(x, right.swapped(), lambda y: y)
 
 
 @rule_of(ops.linear)
@@ -116,23 +119,24 @@ def _linear(node: Node, packed: list[Packed | None]) -> Value | None:
     x, w, b = node.operands
     assert x is not None
     assert w is not None
-    y = _product(x, w, *packed[:2], is_transposed=True)
-    if y is None:
-        return None
-    result: Value = ops.ANY_ACTIVATION[node.attributes["activation"]](y if b is None else y + b)
-    return result
+    activation: Callable[[Value], Value] = ops.ANY_ACTIVATION[node.attributes["activation"]]
+    left, right = packed[:2]
+    if left is not None:
+        y = left.product(ops.transpose(w, perm=(1, 0)))
+        return activation(y if b is None else y + b)
+    # The bias is added before the result is transposed: engines then fuse it into the product.
+    column = None if b is None or right is None else ops.reshape(b, shape=(*b.shape, 1))
+    return None if right is None else _of_rows(x, right, lambda y: activation(y if column is None else y + column))
 
 
-def _product(x: Value, w: Value, left: Packed | None, right: Packed | None, *, is_transposed: bool) -> Value | None:
-    """Return x @ w, or x @ w.T: from the stored elements of x, or of w if x is not packed."""
-    if left is not None and w.ndim == 2:
-        return left.product(ops.transpose(w, perm=(1, 0)) if is_transposed else w)
-    if right is None or not x.ndim:
+def _of_rows(x: Value, matrix: Packed, then: Callable[[Value], Value]) -> Value | None:
+    """Return the products of a matrix with all rows of x; ``then`` is applied while each row is a column."""
+    if not x.ndim:
         return None
-    matrix = right if is_transposed else right.swapped()
     rows = ops.reshape(x, shape=(product(x.shape[:-1]), x.shape[-1]))
-    y = ops.transpose(matrix.product(ops.transpose(rows, perm=(1, 0))), perm=(1, 0))
-    return ops.reshape(y, shape=(*x.shape[:-1], y.shape[1]))
+    y = ops.transpose(then(matrix.product(ops.transpose(rows, perm=(1, 0)))), perm=(1, 0))
+    result: Value = ops.reshape(y, shape=(*x.shape[:-1], y.shape[1]))
+    return result
 
 
 def _of_zero(op: Op) -> Rule:
