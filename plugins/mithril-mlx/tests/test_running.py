@@ -27,6 +27,16 @@ def mlp():
     return model
 
 
+def test_embedded_kernels_of_several_convolutions():
+    image = Model(Conv2d(3, 8, kernel_size=3, name="a"), Relu(), Conv2d(8, 8, kernel_size=3, name="b"))
+    x = random(2, 3, 10, 10)
+    plain = ml.compile(image, "mlx", shapes={"input": [2, 3, 10, 10]})
+    params = plain.randomize_params(seed=0)
+    embedded = ml.compile(image, "mlx", shapes={"input": [2, 3, 10, 10]}, static_inference=True).bind(params)
+    expected = np.asarray(plain.evaluate(params, {"input": x})["output"])
+    np.testing.assert_allclose(np.asarray(embedded({"input": x})["output"]), expected, rtol=1e-4, atol=1e-5)
+
+
 def random(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 

@@ -229,7 +229,8 @@ def _triangle(call: Call) -> str:
 def _barrier(call: Call) -> str:
     # MLX evaluates an operation as soon as its operands exist: each result waits for all operands.
     operands = ", ".join(str(x) for x in call.operands)
-    return f"mx.depends([{operands}], [{operands}])"
+    # One result is an array, not a list of one; it waits for its own operand in any case.
+    return f"mx.depends([{operands}], [{operands}])" if len(call.operands) > 1 else operands
 
 
 @table.function("iota")
