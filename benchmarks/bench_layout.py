@@ -5,7 +5,8 @@
 The parts are ``channels``, chains of convolutions, channels first over channels last with the transposes at both ends;
 ``weights``, a perceptron over code typed by hand whose weights are stored transposed, with weights as arguments, bound,
 and embedded by ``static_inference``; ``images``, ResNet-18 over code typed by hand with channels last throughout, in
-the same three ways; ``mlx`` and ``resnet``, the gains of the pass ``channels-last``.
+the same three ways; ``mlx`` and ``resnet``, the gains of the pass ``channels-last``; ``formats``, the option
+``memory_format`` over a program without it, with weights bound and embedded.
 """
 
 from __future__ import annotations
@@ -311,7 +312,36 @@ def resnet() -> None:
         )
 
 
+def formats() -> None:
+    """ResNet-18 and four convolutions with each ``memory_format``, over the program without the option."""
+    from resnet18 import resnet18
+
+    import mithril as ml
+    from mithril.models import Conv2d, MaxPool2d, Relu
+
+    chain = ml.Model()
+    for k, size in enumerate((3, 64, 64, 64)):
+        chain += Conv2d(size, 64, kernel_size=3, padding=1, name=f"conv{k}")
+        chain += Relu()
+    chain += MaxPool2d(2)
+    for title, model, shape in (("chain", chain, (8, 3, 56, 56)), ("resnet18", resnet18(), (1, 3, 224, 224))):
+        x = RNG.normal(size=shape).astype(np.float32)
+        for name in ("torch", "mlx"):
+            for is_static in (False, True):
+                ways = {}
+                for wish in (None, "channels_first", "channels_last", "auto"):
+                    options = {"shapes": {"input": list(shape)}, "inference": True, "static_inference": is_static}
+                    compiled = ml.compile(model, name, memory_format=wish, **options)
+                    compiled.bind(compiled.randomize_params(0))
+                    image, backend = {"input": compiled.backend.array(x)}, compiled.backend
+                    ways[str(wish)] = lambda c=compiled, i=image, b=backend: b.synchronize(c(i))
+                times = interleaved(ways, 3, 5, clock=time.process_time)
+                ratios = ", ".join(f"{w} {t / times['None']:.2f}" for w, t in times.items() if w != "None")
+                print(f"  {title} on {name}, {'embedded' if is_static else 'bound'}: {ratios}", flush=True)
+
+
 if __name__ == "__main__":
     parts = {"channels": channels, "weights": weights, "images": images, "mlx": mlx, "resnet": resnet}
+    parts["formats"] = formats
     for part in sys.argv[1:] or parts:
         parts[part]()

@@ -250,6 +250,7 @@ ELSEWHERE = {
     "jit": "the backends' test_running.py",
     "jit_options": "the backends' test_running.py",
     "max_programs": "tests/test_bounded_programs.py",
+    "memory_format": "tests/test_memory_format.py",
     "pipeline_chunks": "plugins/mithril-parallel/tests",
     "pipeline_schedule": "plugins/mithril-parallel/tests",
     "pipeline_stages": "plugins/mithril-parallel/tests",

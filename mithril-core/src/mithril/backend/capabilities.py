@@ -49,4 +49,6 @@ class Capabilities:
     # Smallest and largest relative error of inexact memory figures, measured on small networks.
     estimate_error: tuple[float, float] | None = None
     channels_last: frozenset[Op] = frozenset()  # operations that it computes between transposes of their images
+    # Images in memory: planes of channels, the order of ``channels_last``, either one, or the choice of a compiler.
+    images: Literal["planes", "channels", "either", "compiler"] = "planes"
     prefers: Prefers = field(default_factory=lambda: MappingProxyType({}))  # forms that are always faster

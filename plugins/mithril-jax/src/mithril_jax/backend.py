@@ -175,6 +175,7 @@ class JaxBackend(SourceBackend):
             donates=True,
             autodiff="native",
             memory="library",
+            images="compiler",
             prefers=on_cpu if base.family == "cpu" else {},
         )
 
@@ -233,6 +234,8 @@ class JaxBackend(SourceBackend):
         """Build one program without pipeline stages; one with embedded weights passes them as arguments."""
         graph = with_stored_operands(graph, OWN_COMPARISONS)
         reduced, weights = held_weights.extracted(graph) if self._holds(options) else (graph, {})
+        if text := held_weights.orders(weights.values()):
+            options.decisions.record("choice", text)
         return self._holding(super().build(reduced, options), graph, weights)
 
     def _holds(self, options: BuildOptions) -> bool:

@@ -6,7 +6,7 @@ folds it to. An argument is stored once. Transposed in advance, it is multiplied
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -94,6 +94,16 @@ def extracted(graph: Graph) -> tuple[Graph, dict[str, Held]]:
         if not (node.op is ops.transpose and node.result in renamed)
     ]
     return (graph.replaced(inputs=tuple(inputs), nodes=(*restored, *nodes)), weights) if weights else (graph, weights)
+
+
+def orders(weights: Collection[Held]) -> str:
+    """Return how many weights are stored in another order than they were bound in, as a text; empty if none is."""
+    columns = sum(w.order == SWAPPED for w in weights)
+    kernels = sum(len(w.order) > 2 and w.order != tuple(range(len(w.order))) for w in weights)
+    parts = [f"{columns} matrices column by column"] * (columns > 0) + [f"{kernels} kernels channels last"] * (
+        kernels > 0
+    )
+    return f"weights are stored in the order that is read: {', '.join(parts)}" if parts else ""
 
 
 def _order(weight: Value, readers: Sequence[Node]) -> tuple[int, ...]:

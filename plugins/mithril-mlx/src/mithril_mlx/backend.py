@@ -80,6 +80,7 @@ class MlxBackend(SourceBackend):
             memory="holds",  # MLX starts all operations before the first has finished
             estimate_error=(-0.50, 1.51),
             channels_last=frozenset({conv}),
+            images="channels",
             prefers=on_cpu if common.family == "cpu" else {},
         )
 

@@ -24,4 +24,4 @@ def mithril_exports() -> Sequence[Export]:
 @hookimpl
 def mithril_options() -> Sequence[Option]:
     """Return the options of ``ml.compile`` that the passes implement."""
-    return [*memory.OPTIONS, *precision.OPTIONS, *quantization.OPTIONS]
+    return [*memory.OPTIONS, *operation_forms.OPTIONS, *precision.OPTIONS, *quantization.OPTIONS]

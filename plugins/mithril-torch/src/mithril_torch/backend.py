@@ -34,6 +34,7 @@ from mithril_torch.fusion import native_kernels  # noqa: F401  # add their rows 
 from mithril_torch.fusion.attention_gradients import join_attentions
 from mithril_torch.fusion.batch_statistics import with_native_statistics
 from mithril_torch.fusion.foreach import with_lists
+from mithril_torch.fusion.image_order import with_image_order
 from mithril_torch.fusion.in_place import with_overwritten_operands
 from mithril_torch.fusion.norm_gradients import join_norms
 from mithril_torch.fusion.packed_kernels import with_packed_kernels
@@ -114,6 +115,7 @@ class TorchBackend(SourceBackend):
             autodiff="native",
             threads=True,
             estimate_error=(-0.65, 0.17),
+            images="either",
             prefers={conv_input_grad: (Form.POINTWISE_MATMUL,)} if base.family == "cpu" else {},
         )
 
@@ -227,6 +229,8 @@ class TorchBackend(SourceBackend):
             graph = join_attentions(graph) if self.torch_device.type == "cpu" else graph
             graph = pair_operations(join_norms(fuse_subgraphs(graph)))
             graph = with_packed_kernels(graph) if self._packs(options) else graph
+        graph = with_image_order(graph, options, is_packed=options.fuses and self._packs(options))
+        if options.fuses:
             # autograd saves values that these overwrite
             graph = graph if gradients else with_overwritten_operands(with_lists(graph))
         return super().generate(graph, options, gradients)

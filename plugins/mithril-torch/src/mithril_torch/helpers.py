@@ -533,6 +533,11 @@ def packed_kernel(w, stride, padding, dilation, groups, shape):
     return torch.ops.mkldnn._reorder_convolution_weight(w, symmetric, stride, dilation, groups, shape)
 
 
+def channels_last(x):
+    """Return an image with channels last in memory: a copy, unless it has this order."""
+    return x.contiguous(memory_format=torch.channels_last if x.ndim == 4 else torch.channels_last_3d)
+
+
 @needs(bordered, even, onednn_runs, onednn_convolves, im2col_output_size, im2col_conv)
 def conv(x, w, stride, padding, dilation, groups, b=None, relu=False):
     """Return the convolution of [batch, channels, ...] images, with an optional bias per channel and relu."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mithril import PassSpec
+from typing import Literal
+
+from mithril import Option, PassSpec
 
 PASSES = (
     PassSpec(
@@ -26,7 +28,17 @@ PASSES = (
         "mithril_passes.operation_forms.channels_last:channels_last",
         stage="specialize",
         level="medium",
+        options=("memory_format",),
         after=("kernel-choice",),
         summary="Images with channels last between operations that the backend computes that way.",
+    ),
+)
+
+OPTIONS = (
+    Option(
+        "memory_format",
+        Literal["auto", "channels_first", "channels_last"] | None,
+        None,
+        "Order of images in memory; auto: what is faster on the backend. Decisions record copies at their boundaries.",
     ),
 )

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril import Graph, ops, pass_
-from mithril.graph import Editor, Node, Value, decompose, emit, is_fold
+from mithril import Graph, OptionError, ops, pass_
+from mithril.graph import Editor, Node, Value, decompose, emit, is_fold, iterate, types_of
 from mithril.passes import PassContext
 from mithril_passes.operation_forms.specialization import targets_own_device
 
@@ -24,13 +24,76 @@ MEMBERS = 2  # operations with channels last below which nothing cancels
 @pass_(name="channels-last", exact=False)
 def channels_last(graph: Graph, context: PassContext) -> Graph:
     """Compute images with channels last between operations that the backend computes that way."""
+    wish = context.option("memory_format")
+    if wish is not None and not any(reads_images(node) for node, _ in iterate(graph)):
+        raise OptionError(
+            f"memory_format='{wish}' is for networks of images, but this one has no convolution and no pool",
+            hint="omit memory_format=",
+        )
     if context.backend is None or not targets_own_device(context):
         return graph
     anchors = context.backend.capabilities.channels_last
-    if sum(node.op in anchors for node in graph.nodes) < MEMBERS:
-        return graph
-    norms = decompose(graph, lambda node: not is_image_composite(node) or context.backend.lowers(node))
-    return ChannelsLast(norms, anchors).run()
+    if sum(node.op in anchors for node in graph.nodes) < MEMBERS or wish == "channels_first":
+        result = graph
+    else:
+        norms = decompose(graph, lambda node: not is_image_composite(node) or context.backend.lowers(node))
+        result = ChannelsLast(norms, anchors).run()
+    if wish is not None:
+        record_order(result, context, wish)
+    return result
+
+
+REASONS = {
+    "planes": "its convolutions read images as planes of channels",
+    "compiler": "its compiler selects the order of images, and loses by transposes that it did not select",
+}
+CONVOLUTIONS = (ops.conv, ops.conv_input_grad, ops.conv_weight_grad)
+
+
+def reads_images(node: Node) -> bool:
+    """Whether a node is a convolution or a pool of images, or is composed of some."""
+    if node.op in (*CONVOLUTIONS, ops.max_pool, ops.avg_pool):
+        return True
+    inner = node.op.decompose(types_of(node.operands), node.attributes).nodes if is_image_composite(node) else ()
+    return any(map(reads_images, inner))
+
+
+def record_order(graph: Graph, context: PassContext, wish: str) -> None:
+    """Record the order of images in memory, and the copies that it costs where it changes."""
+    name, order = context.backend.name, context.backend.capabilities.images
+    if order in REASONS:
+        kind = "ignored" if wish == "channels_last" else "choice"
+        context.record(kind, f"memory_format='{wish}' has no effect on backend '{name}': {REASONS[order]}")
+        return
+    if order == "channels":  # a backend of images in either order records them itself
+        copies = boundary_transposes(graph, context.backend.capabilities.channels_last)
+        first = "first, which each convolution transposes" if wish == "channels_first" else "last"
+        context.record("choice", f"memory_format='{wish}': images have channels {first}: {copies} transposes")
+
+
+def boundary_transposes(graph: Graph, anchors: frozenset[Any]) -> int:
+    """Return how many images change their order between an operation with channels last and another one."""
+    count = 0
+    for node in graph.nodes:
+        x = node.operands[0] if node.op is ops.transpose else None
+        if x is None or x.ndim not in RANKS:
+            continue
+        producer, perm = graph.producers.get(x), tuple(node.attributes["perm"])
+        users = graph.users.get(node.result, ())
+        is_read_first = node.result in graph.outputs or any(user.op not in anchors for user in users)
+        enters = perm == last_order(x.ndim) and (producer is None or producer.op not in anchors)
+        count += enters or (perm == first_order(x.ndim) and is_read_first)
+    return count + sum(_outer_images(graph, node) for node in graph.nodes if node.op in anchors)
+
+
+def _outer_images(graph: Graph, node: Node) -> int:
+    """Return how many images an operation transposes itself: its own, and its result."""
+    x = node.operands[0]
+    producer = None if x is None else graph.producers.get(x)
+    is_view = producer is not None and producer.op is ops.transpose
+    users = graph.users.get(node.result, ())
+    is_read_last = bool(users) and all(user.op is ops.transpose for user in users)
+    return (not is_view) + (not is_read_last or node.result in graph.outputs)
 
 
 def is_image_composite(node: Node) -> bool:

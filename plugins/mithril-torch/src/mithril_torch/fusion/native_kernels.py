@@ -12,6 +12,7 @@ from mithril_torch.fusion import (
     attention_gradients,
     batch_statistics,
     foreach,
+    image_order,
     in_place,
     norm_gradients,
     packed_kernels,
@@ -26,6 +27,7 @@ paired_ops.add_rows(table)
 foreach.add_rows(table)
 in_place.add_rows(table)
 packed_kernels.add_rows(table)
+image_order.add_rows(table)
 norm_gradients.add_rows(table)
 attention_gradients.add_rows(table)
 batch_statistics.add_rows(table)
