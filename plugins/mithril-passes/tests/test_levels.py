@@ -52,7 +52,9 @@ def test_samples_of_all_operations(kind):
         graph = case.graph()
         arguments = [case.inputs()]
         if kind == "float" and case.op.name not in PADDED:
-            arguments.append(special_arguments(graph, 0, overflow=case.op.elementwise))
+            special = special_arguments(graph, 0, overflow=case.op.elementwise)
+            # Integers keep their values: those of sparse matrices are valid in one order only.
+            arguments.append({n: x if special[n].dtype.kind in "iu" else special[n] for n, x in arguments[0].items()})
         differs = case.op.gradient is not None or case.op.composite
         tried = Levels(graph, NumpyBackend())
         for gradient in [False, True] if differs and tried.of and tried.wrt else [False]:
