@@ -77,7 +77,7 @@ class Breakdown(dict[str, OperationTime]):
 
 def _model_names(events: Sequence[Any]) -> dict[int, str]:
     """Return a name for each profiled model, or an empty one for a single model: names can be equal."""
-    models = {e.info["compiled"]: e.info["model"] for e in events}
+    models = {e.info.get("compiled", 0): e.info.get("model", "") for e in events}  # other profilers time no models
     if len(models) < 2:
         return dict.fromkeys(models, "")
     used = list(models.values())
@@ -97,7 +97,7 @@ class ProfileStats:
         events = self.recorder.of("run", "operation")
         models = _model_names(events)
         for event in events:
-            groups.setdefault((models[event.info["compiled"]], event.layer, event.name), []).append(event)
+            groups.setdefault((models[event.info.get("compiled", 0)], event.layer, event.name), []).append(event)
         total = sum(e.seconds for events in groups.values() for e in events) or 1.0
         rows = [
             OperationTime(
