@@ -24,7 +24,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def weights(model: Any) -> Any:
-    return ml.compile(model, "numpy", shapes={"input": [1, 64]}).randomize_params(seed=0)
+    return ml.compile(model, "c", shapes={"input": [1, 64]}).randomize_params(seed=0)
 
 
 def rows(n: int) -> np.ndarray[Any, Any]:

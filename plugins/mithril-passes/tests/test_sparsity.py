@@ -81,10 +81,15 @@ def test_auto_takes_the_smallest_format_or_none(weights: Any) -> None:
     assert isinstance(ml.sparsify(weights, sparsity=0.3)["first.weight"], np.ndarray)
 
 
-def test_a_compiled_model_is_bound_to_the_packed_weights(model: Any, weights: Any, tmp_path: Any) -> None:
+def test_a_compiled_model_is_bound_to_the_packed_weights(model: Any, weights: Any) -> None:
     compiled = bound(model, weights)
     assert ml.sparsify(compiled, pattern="first.*", sparsity=0.9, format="csr") is compiled
     assert isinstance(compiled.params["first.weight"], SparseWeight)
+
+
+def test_weights_of_a_file_are_packed_again(model: Any, weights: Any, tmp_path: Any) -> None:
+    pytest.importorskip("mithril_hub", reason="opens files of weights")
+    compiled = ml.sparsify(bound(model, weights), pattern="first.*", sparsity=0.9, format="csr")
     results = compiled(X)["output"]
     compiled.save(tmp_path / "weights.safetensors")
     again = bound(model, ml.sparsify(ml.open_weights(tmp_path / "weights.safetensors")))
