@@ -39,6 +39,6 @@ OPTIONS = (
         "memory_format",
         Literal["auto", "channels_first", "channels_last"] | None,
         None,
-        "Order of images in memory; auto: what is faster on the backend. Decisions record copies at their boundaries.",
+        "Order of images in memory; auto: the faster one of the backend. Decisions record copies at their boundaries.",
     ),
 )
