@@ -277,8 +277,8 @@ def test_malformed_calls_raise_our_errors(folder):
 # checks demand this.
 DECLARATIONS = frozenset(
     """
-    Architecture BackendSpec Builder Classifier Command CompileContext Connection DType Dim Export FileFormat
-    Found FrontendSpec Graph HardwareTarget Lowering Node OpsSpec Option Origin Pass PassManager PassSpec
+    Architecture BackendSpec Builder Classifier Command CompileContext Connection DType DeviceSpec Dim Export
+    FileFormat Found FrontendSpec Graph HardwareTarget Lowering Node OpsSpec Option Origin Pass PassManager PassSpec
     PipelineDraft ProfilerSpec Regressor Rule RuleSet TensorType Value composite hookimpl op pass_ rule
     """.split()
 )

@@ -71,6 +71,7 @@ def test_descriptors_are_frozen_and_small(spec):
         ("Export", ("_private", "m:x")),
         ("Command", ("a b", "m:x")),
         ("ProfilerSpec", ("p", "m:")),
+        ("DeviceSpec", ("d", "m.B")),
         ("FileFormat", ("f", ("gguf",))),
         ("Architecture", ("a", "m:x", "nothing")),
         ("FileFormat", ("f", (".gguf",), "nothing")),

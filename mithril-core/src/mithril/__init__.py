@@ -22,7 +22,7 @@ _HOME = {
         *("uint32", "uint64", "uint8", "Builder", "Graph", "Node", "Origin", "Value", "composite", "op"),
     ),
     "plugins": (
-        *("Architecture", "BackendSpec", "Command", "CompileContext", "Export", "FileFormat", "Found"),
+        *("Architecture", "BackendSpec", "Command", "CompileContext", "DeviceSpec", "Export", "FileFormat", "Found"),
         *("FrontendSpec", "HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft"),
         *("ProfilerSpec", "hookimpl"),
     ),

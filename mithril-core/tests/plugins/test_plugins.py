@@ -15,6 +15,7 @@ from mithril import (
     BackendSpec,
     Command,
     CompileContext,
+    DeviceSpec,
     Export,
     FileFormat,
     Found,
@@ -130,6 +131,14 @@ def test_detected_targets_by_rank_then_name(plugins):
     plugins.register(answering(detect_targets=lambda: [Found("c", 1, "x"), Found("b", 5, "y")]), "one")
     plugins.register(answering(detect_targets=lambda: [Found("a", 5, "z")]), "two")
     assert [f.spec.name for f in plugins.detect_targets()] == ["a", "b", "c"]
+
+
+def test_devices(plugins):
+    plugins.register(answering(devices=lambda: [DeviceSpec("d", f"{HERE}:Thing")]), "one")
+    assert plugins.devices()["d"].spec.family == "gpu"
+    assert plugins.load_device("d").__name__ == "Thing"
+    with pytest.raises(PluginError, match="unknown device 'e'"):
+        plugins.load_device("e")
 
 
 def test_profilers(plugins):

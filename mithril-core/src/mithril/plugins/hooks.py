@@ -16,6 +16,7 @@ from mithril.plugins.specs import (
     BackendSpec,
     Command,
     CompileContext,
+    DeviceSpec,
     Export,
     FileFormat,
     Found,
@@ -46,6 +47,17 @@ def mithril_backends() -> Sequence[BackendSpec]:  # type: ignore[empty-body]
     >>> @hookimpl
     ... def mithril_backends():
     ...     return [BackendSpec("tiny", "TinyBackend", "mithril_tiny.backend:TinyBackend", requires=("array",))]
+    """
+
+
+@_hookspec
+def mithril_devices() -> Sequence[DeviceSpec]:  # type: ignore[empty-body]
+    """Return the devices that a backend can compile for; ``loads`` names the backend class of the device.
+
+    >>> from mithril import DeviceSpec, hookimpl
+    >>> @hookimpl
+    ... def mithril_devices():
+    ...     return [DeviceSpec("opencl", "mithril_opencl.backend:OpenCLBackend")]
     """
 
 

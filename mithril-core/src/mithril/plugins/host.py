@@ -15,6 +15,7 @@ from mithril.plugins.specs import (
     Architecture,
     BackendSpec,
     Command,
+    DeviceSpec,
     Export,
     FileFormat,
     Found,
@@ -32,6 +33,7 @@ S = TypeVar("S")
 BACKENDS = Listing("mithril_backends", BackendSpec, "backend")
 PASSES = Listing("mithril_passes", PassSpec, "pass")
 TARGETS = Listing("mithril_targets", HardwareTarget, "hardware target")
+DEVICES = Listing("mithril_devices", DeviceSpec, "device")
 PROFILERS = Listing("mithril_profilers", ProfilerSpec, "profiler")
 FORMATS = Listing("mithril_formats", FileFormat, "file format")
 FRONTENDS = Listing("mithril_frontends", FrontendSpec, "frontend")
@@ -180,6 +182,14 @@ class Plugins(Answers, HookCalls):
         """Return the targets present on this machine, best first: by rank, then by name."""
         detected = self.call_hook("mithril_detect_targets", Found)
         return sorted(detected, key=lambda f: (-f.spec.rank, f.spec.name))
+
+    def devices(self) -> Mapping[str, Entry[DeviceSpec]]:
+        """Return the devices that backends compile for, by name."""
+        return self.table(DEVICES).entries
+
+    def load_device(self, name: str) -> Any:
+        """Import the backend class of a device."""
+        return self._load(DEVICES, name)
 
     def profilers(self) -> Mapping[str, Entry[ProfilerSpec]]:
         """Return the installed profilers by name."""
@@ -404,6 +414,7 @@ class Plugins(Answers, HookCalls):
             "pass": self.passes(),
             "target": self.targets(),
             "frontend": self.frontends(),
+            "device": self.devices(),
             "profiler": self.profilers(),
             "export": self.exports(),
             "format": self.formats(),

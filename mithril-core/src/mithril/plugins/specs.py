@@ -148,6 +148,22 @@ class Found:
 
 @_tolerant
 @dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """A device that another backend compiles for: ``ml.CBackend(device="opencl")``. ``loads`` names a backend class."""
+
+    name: str
+    loads: str
+    family: str = "gpu"
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        for name in (self.name, self.family):
+            _check_name(self, name)
+        _check_loads(self, self.loads)
+
+
+@_tolerant
+@dataclass(frozen=True, slots=True)
 class ProfilerSpec(_Named):
     """A profiler for compiled models, selected by name."""
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from mithril import plugins
 from mithril.backend import (
     Backend,
     BuildOptions,
@@ -19,7 +20,18 @@ from mithril.backend import (
     PluginLowering,
     as_numpy,
 )
-from mithril.graph import ALL, DType, Graph, Node, Op, OptionError, UnsupportedError, dtype as as_dtype
+from mithril.graph import (
+    ALL,
+    BackendError,
+    DType,
+    Graph,
+    Node,
+    Op,
+    OptionError,
+    UnsupportedError,
+    dtype as as_dtype,
+    unknown,
+)
 from mithril_cbackend.cpu_info import fingerprint, processors
 from mithril_cbackend.schedule.schedules import Schedules
 
@@ -33,6 +45,17 @@ class CBackend(Backend):
 
     name = "c"
     dtypes: ClassVar[frozenset[DType]] = frozenset(ALL)
+
+    def __new__(cls, *, device: str | None = None, **settings: Any) -> Any:
+        """Return the backend of a device of another distribution, ``device="opencl"``, in place of this one."""
+        name, _, number = (device or "cpu").partition(":")
+        if name == "cpu" or name not in plugins.devices():
+            return super().__new__(cls)
+        for key in ("schedules", "num_threads"):
+            if settings.pop(key, None) is not None:
+                raise OptionError(f"CBackend: {key}= concerns CPUs, not the device '{device}'", hint=f"omit {key}=")
+        kind = plugins.load_device(name)
+        return kind(device=f"{kind.devices[0]}:{number}" if number else None, **settings)
 
     def __init__(
         self,
@@ -50,6 +73,13 @@ class CBackend(Backend):
         loaded = schedules if schedules is not None else Schedules()
         self.schedules = loaded if isinstance(loaded, Schedules) else Schedules.load(loaded)
         self.processor = f"{fingerprint()}, {processors()} threads"  # part of the key of cached programs
+
+    def _device(self, device: str | None) -> str:
+        names = (*self.devices, *plugins.devices())
+        if device is not None and device.partition(":")[0] not in names:
+            message, facts, hint = unknown("device of backend 'c'", device, names)
+            raise BackendError(message, facts=facts, hint=hint)
+        return super()._device(device)
 
     def with_precision(self, precision: str) -> CBackend:
         return type(self)(

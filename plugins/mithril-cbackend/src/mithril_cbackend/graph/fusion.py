@@ -123,7 +123,7 @@ class FusionPlanner:
         self.in_place = memory_plan.in_place_updates(graph)  # next state -> the state that it overwrites
         self.attentions: dict[Node, tuple[Attention, tuple[Node, ...]]] = {}  # last node -> attention and its epilogue
         self.attention_nodes: set[Node] = set()  # nodes of all matched attentions
-        if machine.fuse:
+        if machine.fuse and not machine.launches:
             self._find_attentions()
 
     def _find_attentions(self) -> None:
@@ -154,6 +154,8 @@ class FusionPlanner:
         self.steps.reverse()
         for step in self.steps:
             if isinstance(step, Kernel):
+                if step.template in self.machine.templates:
+                    step.template, step.scratch = self.machine.templates[step.template], []
                 step.read_stored()
                 step.in_bounds = frozenset(n for n in step.nodes if self.ranges.within_bounds(n))
                 if step.template is attention.attention:
@@ -418,7 +420,7 @@ class FusionPlanner:
         node = kernel.anchor
         lowering = LOWERINGS.get(node.op.name)
         kernel.kind = kernel.template.__name__
-        if lowering is not None and lowering.prepare is not None:
+        if lowering is not None and lowering.prepare is not None and not self.machine.launches:
             kernel.narrow = narrow_dtype(self.graph, operand(node))
             elements = constant_elements(self.graph, node.operands[1], node.op in (ops.matmul, ops.dot, ops.conv))
             packed = None if elements is None else lowering.prepare(kernel, elements, self.machine)
@@ -429,7 +431,7 @@ class FusionPlanner:
                 kernel.prepared = {
                     right: (Value("packed_blocks", TensorType(as_dtype(packed.dtype), packed.shape)), packed)
                 }
-        if lowering is not None and lowering.scratch is not None:
+        if lowering is not None and lowering.scratch is not None and kernel.template not in self.machine.templates:
             kernel.scratch = lowering.scratch(kernel, self.machine)
         for k, v in enumerate(node.operands):
             if k == 0 or v not in kernel.prepared:

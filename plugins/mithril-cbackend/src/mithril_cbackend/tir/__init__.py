@@ -12,6 +12,7 @@ from mithril_cbackend.tir.codegen import (
     function,
     importing,
     pointer,
+    sequence,
     text,
 )
 from mithril_cbackend.tir.expr import (
@@ -76,6 +77,7 @@ __all__ = [
     "pointer",
     "pointer_to_int",
     "select",
+    "sequence",
     "shuffle",
     "size",
     "text",

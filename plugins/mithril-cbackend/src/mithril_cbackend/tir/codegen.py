@@ -41,9 +41,10 @@ class VectorLoop:
 
 
 class Code:
-    """Builder of the statements of one function."""
+    """Builder of the statements of one function; without ``own_functions``, exp and the like are library calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_functions: bool = True) -> None:
+        self.own_functions = own_functions
         self._open: list[list[Stmt]] = [[]]
         self._names: dict[str, int] = {}
         self.names: dict[str, Buffer] = {}  # arrays of ``let``, which are written once

@@ -18,6 +18,7 @@ from mithril_tools.reference.page import Page, call_block, fence, first_line, pr
 
 DESCRIPTORS = (
     "BackendSpec",
+    "DeviceSpec",
     "PassSpec",
     "HardwareTarget",
     "Found",

@@ -90,9 +90,13 @@ class Reader:
 
     @contextmanager
     def nest(self, names: str, extents: Sequence[int], kinds: Mapping[int, Any] | None = None) -> Iterator[Index]:
-        """Open loops over all indices of a shape."""
+        """Open loops over all indices of a shape; several parallel ones are one loop."""
         if not extents:
             yield ()
+            return
+        if kinds is not None and list(kinds.values()).count(t.PARALLEL) > 1:
+            with self.loop("thread", math.prod(extents), t.PARALLEL) as flat:
+                yield self.split(flat, extents)
             return
         with self._nest(names, list(extents), dict(kinds or {}), 0) as index:
             yield index

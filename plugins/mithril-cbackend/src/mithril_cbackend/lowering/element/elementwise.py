@@ -86,7 +86,7 @@ def merge(
 def elementwise(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Generate one loop nest over the results, which all have the same shape."""
     frame = KernelBuilder(kernel, name, machine)
-    node = final_transpose(kernel, machine.lanes())
+    node = None if machine.launches else final_transpose(kernel, machine.lanes())
     if node is not None:
         transpose_squares(frame, node)
         return frame.finish()
@@ -112,6 +112,11 @@ def update_in_place(kernel: Kernel, name: str, machine: Machine) -> Any:
         place = tuple(reader.position(b + i) for b, i in zip(begin, index, strict=True))
         frame.write(node.result, place, reader.at(update, index))
 
+    if machine.launches:
+        with reader.nest("", shape, frame.kinds(shape, math.prod(shape))) as index:
+            begin = begin or update_starts(reader, node, index[0] if index else 0)
+            body(index)
+        return frame.finish()
     with reader.nest("", shape[:-1]) as outer:
         begin = begin or update_starts(reader, node, outer[0] if outer else 0)
         if shape:
@@ -137,6 +142,10 @@ def over_elements(frame: KernelBuilder, results: Sequence[Value], extents: Seque
 
     if not extents:
         body(())
+        return
+    if frame.machine.launches:
+        with frame.reader.nest("", extents, frame.kinds(extents, work)) as index:
+            body(index)
         return
     if len(outer) == 0 and num_vectors != 0:  # one long row: parallelize over its vectors
         with (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from mithril.graph import Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, Reader, typical
-from mithril_cbackend.lowering.element.kernel import Kernel
+from mithril_cbackend.lowering.element.kernel import Kernel, Template
 from mithril_cbackend.lowering.element.storage_dtypes import load, store, stored
 
 # Threads take only work that pays for waking them (commit b7e9fc74); the figure was not recorded
@@ -21,7 +21,15 @@ PRODUCTS = 8  # multiply-adds of register tiles that take as long as one element
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that code is generated for, and its options."""
+    """The machine that code is generated for, and its options.
+
+    A kernel asks it for the levels of its loops: which of them are parallel, and how many lanes a vector has. This
+    class answers for a CPU, whose parallel loops are shared by a few threads; a device that launches kernels has a
+    subclass (``devices/model.py``), where each iteration is a thread.
+    """
+
+    launches: ClassVar[bool] = False  # whether each iteration of a parallel loop is a thread of the device
+    templates: ClassVar[Mapping[Template, Template]] = {}  # template of a CPU -> the template in its place
 
     cpu: str
     threads: int
@@ -38,6 +46,19 @@ class Machine:
     def lanes(self, dtype_bits: int = 32) -> int:
         return max(1, self.vector_bytes * 8 // dtype_bits)
 
+    def parallel(self, work: int) -> Any:
+        """Return the kind of an outermost loop: parallel if there is enough work."""
+        return t.PARALLEL if self.threads > 1 and typical(work) >= PARALLEL_WORK else t.SERIAL
+
+    def kinds(self, extents: Sequence[int], work: int) -> dict[int, Any]:
+        """Return the loop kinds of a nest: the outermost loop with an iteration for every thread is parallel."""
+        # An outer axis that is shorter than the number of threads would leave threads idle although an
+        # inner one is long.
+        enough = [k for k, n in enumerate(extents) if typical(n) >= self.threads]
+        longer = [k for k, n in enumerate(extents) if typical(n) > 1]
+        axis = next(iter(enough + longer), None)
+        return {} if axis is None else {axis: self.parallel(work)}
+
 
 class KernelBuilder:
     """Builder of one kernel's function."""
@@ -46,7 +67,7 @@ class KernelBuilder:
         self.kernel = kernel
         self.name = name
         self.machine = machine
-        self.code = t.Code()
+        self.code = t.Code(own_functions=not machine.launches)
         self.parameters = []
         buffers: dict[Value, t.Buffer] = {}
         self.outputs: dict[Value, t.Buffer] = {}
@@ -58,17 +79,10 @@ class KernelBuilder:
         self.sizes = [t.size(name) for name in kernel.sizes]
 
     def parallel(self, work: int) -> Any:
-        """Return the kind of an outermost loop: parallel if there is enough work."""
-        return t.PARALLEL if self.machine.threads > 1 and typical(work) >= PARALLEL_WORK else t.SERIAL
+        return self.machine.parallel(work)
 
     def kinds(self, extents: Sequence[int], work: int) -> dict[int, Any]:
-        """Return the loop kinds of a nest: the outermost loop with an iteration for every thread is parallel."""
-        # An outer axis that is shorter than the number of threads would leave threads idle although an
-        # inner one is long.
-        enough = [k for k, n in enumerate(extents) if typical(n) >= self.machine.threads]
-        longer = [k for k, n in enumerate(extents) if typical(n) > 1]
-        axis = next(iter(enough + longer), None)
-        return {} if axis is None else {axis: self.parallel(work)}
+        return self.machine.kinds(extents, work)
 
     def workers(self, work: int, items: Any) -> int:
         """Return the number of threads for this amount of work; the number of items may be an expression."""
@@ -79,6 +93,10 @@ class KernelBuilder:
     @contextmanager
     def share(self, name: str, items: Any, work: int) -> Iterator[tuple[Any, Any]]:
         """Open a loop over items, distributed to the threads; yield the thread, for private buffers, and the item."""
+        if self.machine.launches:  # private buffers would be needed for each item: items that have some take turns
+            with self.reader.loop(name, items, t.SERIAL if self.kernel.scratch else t.PARALLEL) as i:
+                yield 0, i
+            return
         workers = self.workers(work, items)
         # Threads are the outer loop, not items, so that private buffers are indexed by thread: one per
         # thread is enough.

@@ -222,7 +222,7 @@ _op: Op  # of the loops below
 for _op in LIBM:
 
     def _function(code: t.Code, x: t.Expr, dtype: DType, _op: Op = _op, **_: Any) -> t.Expr:
-        if dtype.name != "float64" and _op in m.OWN:
+        if dtype.name != "float64" and _op in m.OWN and code.own_functions:
             return m.OWN[_op](code, x)
         return t.libm(_op.name, x)
 

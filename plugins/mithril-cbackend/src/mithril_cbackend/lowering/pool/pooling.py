@@ -78,7 +78,7 @@ def max_pool_positions(kernel: Kernel, name: str, machine: Machine) -> Any:
     return frame.finish()
 
 
-def _count(frame: KernelBuilder, index: Index, attributes: Any, spatial: Sequence[int]) -> t.Expr:
+def window_size(frame: KernelBuilder, index: Index, attributes: Any, spatial: Sequence[int]) -> t.Expr:
     """Return the number of elements that a window averages, as float32."""
     kernel = attributes["kernel"]
     if attributes["count_include_pad"]:
@@ -101,7 +101,7 @@ def average_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
     dtype = node.result.dtype
 
     def emit(index: Index, element: t.Expr) -> None:
-        count = t.cast(_count(frame, index[2:], node.attributes, spatial), computed(dtype))
+        count = t.cast(window_size(frame, index[2:], node.attributes, spatial), computed(dtype))
         frame.write(node.result, index, rounded(frame.code, element / count, dtype))
 
     row_pooling.fold_windows(frame, ops.sum, partial(line_of_window, frame), emit)
@@ -143,7 +143,7 @@ def average_pool_grad(kernel: Kernel, name: str, machine: Machine) -> Any:
                 window, conditions = windows_containing(
                     frame, index[2:], offset, shape_of(g)[2:], a["stride"], a["padding"], ones
                 )
-                count = t.cast(_count(frame, window, a, shape[2:]), computed(dtype))
+                count = t.cast(window_size(frame, window, a, shape[2:]), computed(dtype))
                 contribution = reader.at(g, (*index[:2], *window)) / count
                 contribution = t.select(conjunction(conditions), contribution, zero)
                 code.store(total, 0, t.load(total, 0) + contribution)

@@ -188,6 +188,11 @@ def over_blocks(
     outer_axes, inner = [k for k in range(last) if k not in axes], last_size(shape)
     if 0 in [shape[k] for k in (*outer_axes, last)]:
         return
+    if frame.machine.launches:
+        extents = [shape[k] for k in (*outer_axes, last)]
+        with reader.nest("", extents, frame.kinds(extents, work)) as index:
+            block(dict(zip(outer_axes, index, strict=False)), index[-1], 1, False)
+        return
     if isinstance(inner, int):
         width = lanes * max(1, min(UNROLL, inner // lanes)) if lanes and inner >= lanes else 0
     else:

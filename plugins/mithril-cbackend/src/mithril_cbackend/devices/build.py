@@ -1,0 +1,34 @@
+"""Entry point of a compilation for a device: graph and options to executable."""
+
+from __future__ import annotations
+
+from mithril.backend import BuildOptions
+from mithril.graph import Graph
+from mithril.system import files
+from mithril_cbackend.devices.executable import DeviceExecutable
+from mithril_cbackend.devices.host import Host
+from mithril_cbackend.devices.model import DeviceModel
+from mithril_cbackend.devices.program import DeviceProgram, Emitter
+from mithril_cbackend.devices.templates import machine
+
+
+def written(graph: Graph, model: DeviceModel, options: BuildOptions) -> DeviceProgram:
+    """Return the program of a graph; without fusion if a fused kernel has more arrays than a launch can bind."""
+    reuses = options.memory_plan != "apart"
+    program = Emitter(graph, machine(model, options.fuses), reuses).write()
+    largest = max((len(launch.arguments) for launch in program.launches), default=0)
+    if largest <= model.buffers or not options.fuses:
+        return program
+    options.decisions.record(
+        "downgrade", f"no fusion: a kernel would use {largest} arrays, and the device binds {model.buffers}"
+    )
+    return Emitter(graph, machine(model, False), reuses).write()
+
+
+def build(graph: Graph, host: Host, options: BuildOptions) -> DeviceExecutable:
+    executable = DeviceExecutable(written(graph, host.model, options), host)
+    executable.plugins = options.plugins
+    path = options.source_path(graph)
+    if path is not None:
+        files.write(path, executable.source, "file_path")
+    return executable

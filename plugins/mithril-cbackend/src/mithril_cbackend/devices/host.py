@@ -1,0 +1,167 @@
+"""What a device plugin provides: memory and launches of one device, and arrays in that memory."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mithril.backend.memory_plan import format_bytes
+from mithril.graph import DType, MemoryLimitError, dtype as as_dtype
+from mithril_cbackend.devices.launches import Launch
+from mithril_cbackend.devices.model import DeviceModel
+
+Array = np.ndarray[Any, Any]
+
+
+class Buffer:
+    """Memory of a device, released with this object; ``handle`` is the object of its driver."""
+
+    __slots__ = ("handle", "host", "size")
+
+    def __init__(self, host: Host, size: int) -> None:
+        self.host, self.size = host, 0  # nothing to release if the next line fails
+        self.handle = host.reserve(size)
+        self.size = size
+        host.allocated += size
+        host.peak = max(host.peak, host.allocated)
+
+    def __del__(self) -> None:
+        self.host.allocated -= self.size
+
+
+class Host(ABC):
+    """One device. Kernels are objects of the host; errors of its driver become mithril's."""
+
+    model: DeviceModel
+    label: str  # the device and its driver, in words
+    largest_buffer: int  # bytes
+    memory: int  # bytes
+
+    def __init__(self) -> None:
+        self.allocated = self.peak = 0
+
+    def allocate(self, size: int) -> Buffer:
+        """Return a buffer of at least this many bytes; raise MemoryLimitError if the device has no room for it."""
+        limit = min(self.largest_buffer, self.memory - self.allocated)
+        if size > limit:
+            raise MemoryLimitError(
+                f"the device '{self.label}' has no room for an array of {format_bytes(size)}",
+                facts=[
+                    f"in use: {format_bytes(self.allocated)} of {format_bytes(self.memory)}",
+                    f"largest array: {format_bytes(self.largest_buffer)}",
+                ],
+                hint="compile with smaller shapes, or release arrays of the device that are no longer needed",
+            )
+        return Buffer(self, max(-(-size // 4) * 4, 4))  # WebGPU copies words
+
+    @abstractmethod
+    def reserve(self, size: int) -> Any:
+        """Return memory of the driver."""
+
+    @abstractmethod
+    def write(self, buffer: Buffer, data: Array) -> None:
+        """Write a contiguous array to the beginning of a buffer."""
+
+    @abstractmethod
+    def read(self, buffer: Buffer, data: Array) -> None:
+        """Read the beginning of a buffer into a contiguous array, after all launches before it."""
+
+    @abstractmethod
+    def copy(self, source: Buffer, source_start: int, target: Buffer, target_start: int, size: int) -> None:
+        """Copy bytes between buffers."""
+
+    @abstractmethod
+    def build(self, launches: Sequence[Launch]) -> Sequence[Any]:
+        """Compile the text of launches and return their kernels."""
+
+    @abstractmethod
+    def launch(self, kernel: Any, launch: Launch, buffers: Sequence[Buffer]) -> None:
+        """Start a kernel."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Wait for all launches."""
+
+
+def to_storage(model: DeviceModel, data: Array, dtype: DType) -> Array:
+    """Return elements as the device stores them."""
+    kind = np.dtype(model.storage(dtype))
+    data = np.asarray(data, dtype.numpy, order="C")
+    if dtype.is_float and dtype.bits == 16:
+        data = data.view(np.uint16)
+    return data if data.dtype == kind else data.astype(kind)
+
+
+def from_storage(model: DeviceModel, data: Array, dtype: DType) -> Array:
+    if dtype.is_float and dtype.bits == 16:
+        return data.astype(np.uint16, copy=False).view(dtype.numpy)
+    return data if data.dtype == dtype.numpy else data.astype(dtype.numpy)
+
+
+class DeviceArray:
+    """An array in the memory of a device; NumPy reads it by a copy."""
+
+    __slots__ = ("buffer", "dtype", "host", "shape")
+    __array_priority__ = 1000
+
+    def __init__(self, host: Host, buffer: Buffer, shape: tuple[int, ...], dtype: Any) -> None:
+        self.host, self.buffer, self.shape, self.dtype = host, buffer, shape, np.dtype(dtype)
+
+    @classmethod
+    def of(cls, host: Host, data: Array) -> DeviceArray:
+        stored = to_storage(host.model, data, as_dtype(data.dtype))
+        buffer = host.allocate(stored.nbytes)
+        if stored.nbytes:
+            host.write(buffer, stored)
+        return cls(host, buffer, data.shape, data.dtype)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.size * self.dtype.itemsize)
+
+    def numpy(self) -> Array:
+        """Return a copy in main memory."""
+        dtype, model = as_dtype(self.dtype), self.host.model
+        data = np.empty(self.size, model.storage(dtype))
+        if data.nbytes:
+            self.host.read(self.buffer, data)
+        return from_storage(model, data, dtype).reshape(self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("an array of a device can only be copied to main memory")
+        data = self.numpy()
+        return data if dtype is None else data.astype(dtype, copy=False)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.numpy()[key]
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())
+
+    def item(self) -> Any:
+        return self.numpy().item()
+
+    def __repr__(self) -> str:
+        return f"DeviceArray({self.numpy()!r}, {self.host.label})"
