@@ -24,5 +24,5 @@ class OpenCLBackend(DeviceBackend):
         """Return the rows that ``mithril doctor`` prints."""
         from mithril_opencl.host import devices, label
 
-        found = devices()
-        return {f"device {k}": label(d) for k, d in enumerate(found)} or {"devices": "none: no driver is installed"}
+        listed = devices()
+        return {f"device {k}": label(d) for k, d in enumerate(listed)} or {"devices": "none: no driver is installed"}

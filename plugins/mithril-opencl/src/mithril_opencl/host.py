@@ -19,10 +19,10 @@ INSTALL = "install the driver of the device, or one for CPUs: pip install 'mithr
 def devices() -> list[Any]:
     """Return the devices of all drivers, GPUs first."""
     try:
-        found = [d for platform in cl.get_platforms() for d in platform.get_devices()]
+        listed = [d for platform in cl.get_platforms() for d in platform.get_devices()]
     except cl.LogicError:  # no driver is installed
         return []
-    return sorted(found, key=lambda d: not d.type & cl.device_type.GPU)
+    return sorted(listed, key=lambda d: not d.type & cl.device_type.GPU)
 
 
 def label(device: Any) -> str:
@@ -34,11 +34,11 @@ class OpenCLHost(Host):
 
     def __init__(self, number: int) -> None:
         super().__init__()
-        found = devices()
-        if number >= len(found):
-            facts = [f"device {k}: {label(d)}" for k, d in enumerate(found)] or ["no OpenCL driver is installed"]
+        listed = devices()
+        if number >= len(listed):
+            facts = [f"device {k}: {label(d)}" for k, d in enumerate(listed)] or ["no OpenCL driver is installed"]
             raise BackendError(f"OpenCL has no device {number}", facts=facts, hint=INSTALL)
-        device = found[number]
+        device = listed[number]
         self.label = label(device)
         self.largest_buffer, self.memory = int(device.max_mem_alloc_size), int(device.global_mem_size)
         lacks = set() if "cl_khr_fp64" in device.extensions else {"float64"}

@@ -65,17 +65,17 @@ class DeviceExecutable:
             }
             for name, number in program.arguments.items():
                 self.table[number] = arrays[name].buffer
-            made = {}
+            outputs = {}
             for name, shape, dtype in self.results:
                 size = math.prod(shape) * np.dtype(host.model.storage(dtype)).itemsize
                 buffer = self.table[program.results[name]] = host.allocate(size)
-                made[name] = DeviceArray(host, buffer, shape, dtype.numpy)
+                outputs[name] = DeviceArray(host, buffer, shape, dtype.numpy)
             for name, state in program.updated.items():
-                made[name] = arrays[state]
+                outputs[name] = arrays[state]
             self.steps(program.steps, 0)
             for number in (*program.arguments.values(), *program.results.values()):
                 self.table[number] = None
-        return {name: made[name] for name in program.graph.output_names}
+        return {name: outputs[name] for name in program.graph.output_names}
 
     # -- steps --------------------------------------------------------------------------------------------------------
     def steps(self, steps: Sequence[Any], turn: int) -> None:

@@ -1,4 +1,4 @@
-"""What a device plugin provides: memory and launches of one device, and arrays in that memory."""
+"""The interface of a device plugin: memory and launches of one device, and arrays in that memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device can do, and the machine for whose loops kernels are generated."""
+"""Capabilities of a device, and the machine for whose loops kernels are generated."""
 
 from __future__ import annotations
 

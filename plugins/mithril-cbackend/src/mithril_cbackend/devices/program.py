@@ -273,8 +273,8 @@ class Emitter:
 
         read = moves(elements, inputs[carries : carries + sequences], rows, True)
         current = [*outputs[:carries], *rows, *inputs[carries + sequences :]]
-        inside = self.inner(body, current, [*after, *written])
+        statements = self.inner(body, current, [*after, *written])
         write = moves(stacked, written, outputs[carries:], False)
-        steps = (*read, *inside, *write, *self.copies(states, after, outputs[:carries]))
+        steps = (*read, *statements, *write, *self.copies(states, after, outputs[:carries]))
         self.release([*after, *rows, *written])
         return [*first, Count(length, steps, a["reverse"])]
