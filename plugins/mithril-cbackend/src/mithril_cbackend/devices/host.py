@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend.memory_plan import format_bytes
+from mithril.backend import memory_plan
 from mithril.graph import DType, MemoryLimitError, dtype as as_dtype
 from mithril_cbackend.devices.launches import Launch
 from mithril_cbackend.devices.model import DeviceModel
@@ -49,10 +49,10 @@ class Host(ABC):
         limit = min(self.largest_buffer, self.memory - self.allocated)
         if size > limit:
             raise MemoryLimitError(
-                f"the device '{self.label}' has no room for an array of {format_bytes(size)}",
+                f"the device '{self.label}' has no room for an array of {memory_plan.format_bytes(size)}",
                 facts=[
-                    f"in use: {format_bytes(self.allocated)} of {format_bytes(self.memory)}",
-                    f"largest array: {format_bytes(self.largest_buffer)}",
+                    f"in use: {memory_plan.format_bytes(self.allocated)} of {memory_plan.format_bytes(self.memory)}",
+                    f"largest array: {memory_plan.format_bytes(self.largest_buffer)}",
                 ],
                 hint="compile with smaller shapes, or release arrays of the device that are no longer needed",
             )

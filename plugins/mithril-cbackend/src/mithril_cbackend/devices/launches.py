@@ -108,8 +108,8 @@ def _printed(
     pointers = [p for p in parameters.values() if p.name in read]
     kind = tvm.target.Target({"kind": language.name})
     function = tirx.PrimFunc(pointers, t.sequence([*buffers, body]), None)
-    # The attributes that TVM's pass sets which splits kernels from their host. That pass, and the one that lowers intrinsics,
-    # substitute named values back, in exponential time; kernels have no intrinsics left.
+    # The attributes that TVM's pass sets which splits kernels from their host. That pass, and the one that lowers
+    # intrinsics, substitute named values back, in exponential time; kernels have no intrinsics left.
     attributes = {
         "global_symbol": name,
         "target": kind,
