@@ -19,7 +19,7 @@ LAYERS = (
     {"program"},
     {"schedule"},
     {"bundle", "build", "kernels"},
-    {"backend", "command"},
+    {"backend", "command", "devices"},
     {"plugin", "__init__"},
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
