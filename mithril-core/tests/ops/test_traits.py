@@ -71,7 +71,7 @@ FOLLOW = """
 # These follow since they only move elements, round them, or are one operation.
 NOW = """
     ceil floor round sign trunc prelu scatter gather_nd scatter_nd dynamic_slice dynamic_update_slice embedding sort
-    full constant adaptive_max_pool cummax cummin"""
+    full constant adaptive_max_pool cummax cummin zeros ones zeros_like ones_like outer"""
 
 
 def test_precision():

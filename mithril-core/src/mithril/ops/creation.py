@@ -49,10 +49,12 @@ def _fill_dtype(_: Any, attributes: Mapping[str, Any]) -> DType:
 
 
 def _fill_value(_: Any, attributes: dict[str, Any]) -> dict[str, Any]:
-    """Convert integral floats to int for integer dtypes, so that generated programs contain integers."""
+    """Convert the value to the kind of the dtype, so that generated programs contain integers and bools."""
     value = attributes["value"]
     if attributes["dtype"].is_integer and isinstance(value, float) and value.is_integer():
         attributes["value"] = int(value)
+    elif attributes["dtype"].is_bool:
+        attributes["value"] = bool(value)
     return attributes
 
 
@@ -165,6 +167,53 @@ def eye(*, n: Size, m: Size | None = None, k: int = 0, dtype: DType = float32):
     return operation("cast")(operation("equal")(row + k if k else row, column), dtype=dtype)
 
 
+@composite(samples=[sample(shape=(2, 3)), sample(shape=(), dtype="int32", label="scalar")])
+def zeros(*, shape: Shape, dtype: DType = float32):
+    """An array of zeros."""
+    return full(shape=shape, value=0, dtype=dtype)
+
+
+@composite(samples=[sample(shape=(2, 3)), sample(shape=(2,), dtype="bool", label="bool")])
+def ones(*, shape: Shape, dtype: DType = float32):
+    """An array of ones."""
+    return full(shape=shape, value=1, dtype=dtype)
+
+
+@composite(samples=[sample((2, 3))])
+def zeros_like(x):
+    """Zeros of the shape and dtype of x."""
+    return full(shape=x.shape, value=0, dtype=x.dtype)
+
+
+@composite(samples=[sample((2, 3))])
+def ones_like(x):
+    """Ones of the shape and dtype of x."""
+    return full(shape=x.shape, value=1, dtype=x.dtype)
+
+
+@composite(samples=[sample(start=2, stop=9, step=3), sample(start=0.5, stop=2.0, step=0.5, label="floats")])
+def arange(*, start: number = 0, stop: number, step: number = 1, dtype: DType | None = None):
+    """Numbers from ``start``, in steps of ``step``, before ``stop``: int32 if all three are integers, else float32."""
+    is_whole = all(isinstance(n, int) for n in (start, stop, step))
+    if not step:
+        raise ShapeError("arange with step=0 has no end", hint="pass a positive or negative step")
+    kind = dtype if dtype is not None else int32 if is_whole else float32
+    count = max(0, math.ceil((stop - start) / step))
+    steps = operation("cast")(iota(shape=(count,), axis=0, dtype=int32), dtype=kind)
+    return (steps * step if step != 1 else steps) + start if start or step != 1 else steps
+
+
+@composite(samples=[sample(start=-1.0, stop=2.0, num=4), sample(start=0.0, stop=1.0, num=1, label="one")])
+def linspace(*, start: number, stop: number, num: int, dtype: DType = float32):
+    """``num`` numbers from ``start`` to ``stop``, both included, at equal distances."""
+    if num < 1:
+        raise ShapeError(f"linspace needs at least one number, got num={num}")
+    steps = operation("cast")(iota(shape=(num,), axis=0, dtype=int32), dtype=dtype)
+    # From both ends, so that the first and the last number are exact.
+    share = steps / float(max(num - 1, 1))
+    return (1.0 - share) * float(start) + share * float(stop)
+
+
 # -- shapes as values ---------------------------------------------------------------------------------------------
 @op(shape=lambda *, value: (), dtype=always(int32), samples=[sample(value=3)], axes="->")
 def size_value(*, value: Size):
@@ -189,4 +238,19 @@ def size_of(x, *, axis: Axis):
     return size_value(value=x.shape[axis])
 
 
-__all__ = ["eye", "full", "iota", "shape_of", "size_of", "size_value", "tril", "triu"]
+__all__ = [
+    "arange",
+    "eye",
+    "full",
+    "iota",
+    "linspace",
+    "ones",
+    "ones_like",
+    "shape_of",
+    "size_of",
+    "size_value",
+    "tril",
+    "triu",
+    "zeros",
+    "zeros_like",
+]

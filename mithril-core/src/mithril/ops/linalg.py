@@ -23,12 +23,13 @@ from mithril.graph import (
     expect_equal,
     floating,
     op,
+    operation,
     product,
     sample,
     shape_text,
 )
 from mithril.ops.basic import downcast, to_float32, upcast
-from mithril.ops.creation import eye, tril
+from mithril.ops.creation import eye, full, tril
 from mithril.ops.elementwise import exp, where
 from mithril.ops.products import matmul
 from mithril.ops.reduction import max
@@ -400,4 +401,60 @@ def lstsq(a, b, *, rcond: float = 1e-6):
     return matmul(pinv(a, rcond=rcond), b)
 
 
-__all__ = ["cholesky", "det", "eigh", "inv", "lstsq", "pinv", "qr", "slogdet", "solve", "svd", "triangular_solve"]
+# -- diagonals ----------------------------------------------------------------------------------------------------
+@composite(
+    samples=[
+        sample((3,)),
+        sample((3,), k=-1, label="below"),
+        sample((3, 4), label="of a matrix"),
+        sample((3, 4), k=2, label="above, of a matrix"),
+    ]
+)
+def diag(x, *, k: int = 0):
+    """A matrix with the vector x on diagonal ``k`` and zeros elsewhere, or diagonal ``k`` of the matrix x."""
+    if x.ndim == 1:
+        if k:
+            rest = full(shape=(abs(k),), value=0, dtype=x.dtype)
+            x = concat(x, rest, axis=0) if k > 0 else concat(rest, x, axis=0)
+        return where(eye(n=x.shape[0], k=k, dtype="bool"), unsqueeze(x, axis=(1,)), 0)
+    if x.ndim != 2:
+        raise ShapeError(f"diag takes a vector or a matrix, got shape {shape_text(x.shape)}")
+    n, m = x.shape
+    below, above = (-k, 0) if k < 0 else (0, k)
+    rows = operation("sum")(where(eye(n=n, m=m, k=k, dtype="bool"), x, 0), axis=1)
+    if not k and n is m:  # also where the size is symbolic
+        return rows
+    return rows[below : below + sorted((n - below, m - above))[0]]
+
+
+@composite(samples=[sample((3, 3)), sample((2, 3, 4), label="batch")])
+def trace(x):
+    """The sum of the main diagonal of matrices [..., n, m]."""
+    n, m = _matrix(x.shape)
+    return operation("sum")(where(eye(n=n, m=m, dtype="bool"), x, 0), axis=(-2, -1))
+
+
+@composite(samples=[sample((3,), (4,))])
+def outer(x, y):
+    """All products of the elements of two vectors, as a matrix."""
+    if x.ndim != 1 or y.ndim != 1:
+        raise ShapeError(f"outer takes two vectors, got shapes {shape_text(x.shape)} and {shape_text(y.shape)}")
+    return unsqueeze(x, axis=(1,)) * unsqueeze(y, axis=(0,))
+
+
+__all__ = [
+    "cholesky",
+    "det",
+    "diag",
+    "eigh",
+    "inv",
+    "lstsq",
+    "outer",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "svd",
+    "trace",
+    "triangular_solve",
+]

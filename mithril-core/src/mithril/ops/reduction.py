@@ -34,7 +34,7 @@ from mithril.graph import (
 )
 from mithril.ops.basic import cast, to_float32
 from mithril.ops.creation import full, iota, size_value
-from mithril.ops.elementwise import div, equal, exp, log, where
+from mithril.ops.elementwise import div, equal, exp, log, sqrt, where
 from mithril.ops.shape import broadcast_to, concat, flip, reshape, transpose
 
 Array = np.ndarray[Any, Any]
@@ -362,6 +362,17 @@ def var(x, *, axis: Axes = None, keepdims: bool = False, ddof: int = 0):
             math.inf if count == ddof else n / (n - float(ddof))
         )  # 0 * inf is nan: the variance is undefined
     return cast(total, dtype=kind) if kind.bits == 16 else total
+
+
+@composite(
+    promotes="float",
+    flops=per_input(4),
+    tolerance=2.0,
+    samples=[*REDUCTIONS[:4], sample((3, 4), axis=1, ddof=1, label="ddof"), SINGLE],
+)
+def std(x, *, axis: Axes = None, keepdims: bool = False, ddof: int = 0):
+    """Standard deviation over axes, with n - ddof as the divisor; its gradient at equal elements is undefined."""
+    return sqrt(var(x, axis=axis, keepdims=keepdims, ddof=ddof))
 
 
 @composite(
