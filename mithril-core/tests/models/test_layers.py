@@ -554,3 +554,10 @@ def test_tied_weights():
     out, p = run(model, {"tokens": tokens})
     assert list(p) == ["table"]
     close(out["logits"], p["table"][tokens] @ p["table"].T)
+
+
+def test_a_sequence_has_positions_a_length_and_parts():
+    net = models.Sequential(models.Linear(3), models.Relu(), models.Linear(2))
+    assert len(net) == 3 and list(net) == [net[0], net[1], net[-1]] and bool(models.Sequential())
+    head = net[:-1]
+    assert isinstance(head, models.Sequential) and list(head) == [net[0], net[1]]

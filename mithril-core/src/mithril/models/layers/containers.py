@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, overload
 
 from mithril.graph import ModelError
 from mithril.models.language.layer import Layer
 
 
 class Sequential(Layer):
-    """A sequence of layers, named 0, 1, 2, ... as in PyTorch."""
+    """A sequence of layers, named 0, 1, 2, ... as in PyTorch: ``net[0]``, ``net[:-1]``, ``len(net)``."""
 
     def __init__(self, *layers: Layer) -> None:
         for layer in layers:
@@ -17,6 +18,23 @@ class Sequential(Layer):
                 raise ModelError(f"Sequential takes layers, got a {type(layer).__name__}", hint="do not call them")
         self.layers = layers
         self._children = {id(layer): str(k) for k, layer in reversed(list(enumerate(layers)))}
+
+    @overload
+    def __getitem__(self, position: int) -> Layer: ...
+    @overload
+    def __getitem__(self, position: slice) -> Sequential: ...
+    def __getitem__(self, position: int | slice) -> Layer:
+        """Return a layer, or the sequence of some of them."""
+        return Sequential(*self.layers[position]) if isinstance(position, slice) else self.layers[position]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __bool__(self) -> bool:
+        return True  # a layer, even without layers inside
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.layers)
 
     def expects(self, terminal: str) -> Any:
         first = self.layers[0] if self.layers else None
