@@ -10,15 +10,16 @@ from mithril.graph import LAYERS, OPERATIONS, PACKAGE
 
 # Pairs: the name that users type, and the name that the hint has to contain.
 EXPECTED_OPERATIONS = """
-arange iota, range iota, linspace iota, cat concat, concatenate concat, hstack concat, vstack concat,
+range arange, logspace linspace, cat concat, concatenate concat, hstack concat, vstack concat,
 expand_dims unsqueeze, permute transpose, swapaxes transpose, moveaxis transpose, multiply mul, bmm matmul, mm matmul,
-tensordot matmul, zeros full, ones full, zeros_like full, ones_like full, full_like full, std var, variance var,
+tensordot matmul, empty zeros, empty_like zeros_like, fill full, full_like full, stddev std, reduce_std std,
+variance var, diagonal diag, diag_part diag,
 mse mse_loss, mean_squared_error mse_loss, mae l1_loss, absolute abs, arccos acos, arcsin asin, arctan atan,
 arctan2 atan2, arcsinh asinh, arctanh atanh, divide div, true_divide div, floor_divide floordiv, subtract sub,
 negative neg, power pow, remainder mod, fmod mod, clamp clip, clip_by_value clip, amax max, amin min, reduce_sum sum,
 reduce_mean mean, average mean, reduce_max max, fmax maximum, fmin minimum, astype cast, gather take,
-index_select take, embedding_lookup take, topk top_k, chunk split, unbind split, unstack split, outer einsum,
-trace einsum, diag einsum, inner einsum, view reshape, ravel reshape, expand broadcast_to, detach stop_gradient,
+index_select take, embedding_lookup take, topk top_k, chunk split, unbind split, unstack split,
+inner einsum, view reshape, ravel reshape, expand broadcast_to, detach stop_gradient,
 logistic sigmoid, expit sigmoid, swish silu, randn normal, rand uniform, eq equal, ne not_equal, lt less,
 le less_equal, gt greater, ge greater_equal, interpolate resize, inverse inv, invert bitwise_not, numel size_of,
 conv2d conv, scaled_dot_product_attention attention, sparse_categorical_crossentropy cross_entropy,
@@ -35,7 +36,7 @@ KLDivLoss KLDivergence, Permute Transpose, UpSampling2D Upsample, Conv2D Conv2d
 EXPECTED_NAMES = """
 nn ml.models, jit ml.compile, Sequential ml.models.Sequential, Linear ml.models.Linear, Dense ml.models.Linear,
 Module ml.models.Layer, Parameter self.param, Input ml.IOKey, softmax ml.ops.softmax, cat ml.ops.concat,
-arange ml.ops.iota, value_and_grad ml.grad, custom_vjp ml.op, no_grad evaluate, lax ml.ops, np ml.ops
+arange ml.ops.arange, value_and_grad ml.grad, custom_vjp ml.op, no_grad evaluate, lax ml.ops, np ml.ops
 """
 
 

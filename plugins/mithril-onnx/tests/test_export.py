@@ -105,6 +105,10 @@ FUNCTIONS = {
     "scatter": lambda x: ops.scatter_nd_add(x, np.asarray([[0], [0]]), x[:2]),
     "linear with activation": lambda x: ops.linear(x, np.ones((2, 4), np.float32), activation="gelu_tanh"),
     "scan": lambda x: ops.scan(lambda c, row: (c + row, c * row), x[0], x)[1],
+    "scan without sequences": lambda x: ops.scan(lambda c, _: (c * 0.5, c + x), x, length=3)[1],
+    "scan of open length, reversed": lambda x: ops.scan(
+        lambda c, _: (c * 0.5, c), x[0], length=x.shape[0], reverse=True
+    )[1],
     "loop": lambda x: ops.while_loop(lambda s: ops.sum(s) < 100.0, lambda s: s * 2.0 + 1.0, x),
     "if": lambda x: ops.cond(ops.sum(x) > 0.0, lambda: x + 1.0, lambda: x - 1.0),
     "grid_sample": lambda x: ops.grid_sample(

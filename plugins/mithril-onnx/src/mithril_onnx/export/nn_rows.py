@@ -226,9 +226,11 @@ def _while(w, node, *operands):
     return w.node("Loop", limit, first[0], *states, results=count, body=body)
 
 
-@row("scan", reads=("carries", "sequences", "length", "reverse"), when=lambda node: node.attributes["sequences"] > 0)
+@row("scan", reads=("carries", "sequences", "length", "reverse"))
 def _scan(w, node, *operands):
     a = node.attributes
+    if not a["sequences"]:  # Scan of ONNX needs a sequence
+        return _counted_loop(w, node, operands)
     count, sequences = a["carries"], a["sequences"]
     names = [w.names.new("element") for _ in range(count + sequences)]
     region = node.regions[0]
@@ -242,3 +244,30 @@ def _scan(w, node, *operands):
         "Scan", *operands[: count + sequences], results=len(node.results), body=body, num_scan_inputs=sequences,
         scan_input_directions=direction * sequences, scan_output_directions=direction * stacked if stacked else None,
     )  # fmt: skip
+
+
+def _counted_loop(w, node, operands):
+    """Return the results of a scan without sequences: a Loop with a number of trips, and no condition."""
+    a, count = node.attributes, node.attributes["carries"]
+    region = node.regions[0]
+    trip, going = w.names.new("trip"), w.names.new("going")
+    names = [w.names.new("carry") for _ in range(count)]
+    inner, outputs = _body(w, region, [*names, *operands[count:]])
+    inputs = [
+        helper.make_tensor_value_info(trip, 7, []),
+        helper.make_tensor_value_info(going, 9, []),
+        *(inner.declared(n, i.value) for n, i in zip(names, region.arguments, strict=False)),
+    ]
+    again = inner.node("Identity", going)
+    declared = [
+        helper.make_tensor_value_info(again, 9, []),
+        *(inner.declared(n, v) for n, v in zip(outputs, region.outputs, strict=True)),
+    ]
+    body = helper.make_graph(inner.nodes, w.names.new("body"), inputs, declared)
+    trips = w.node("Squeeze", w.shape([a["length"]]))
+    results = w.node("Loop", trips, "", *operands[:count], results=len(node.results), body=body)
+    if not a["reverse"] or len(node.results) == count:
+        return results
+    first, last, step = w.ints([-1]), w.ints([-(2**62)]), w.ints([-1])
+    stacked = [w.node("Slice", y, first, last, w.ints([0]), step) for y in results[count:]]
+    return [*results[:count], *stacked]

@@ -50,13 +50,13 @@ def _tensors(results, unknown):
 def Loop(trips: Item = None, condition: Item = None, *initial: Item, body, context):
     count, always = _known_trips(trips, condition, context)
     # Sequences are lists of Python, which a loop of the graph cannot hold.
-    if count is not None and (count <= UNROLLED or any(isinstance(v, list) for v in initial)):
+    if isinstance(count, int) and (count <= UNROLLED or any(isinstance(v, list) for v in initial)):
         done = _unrolled(count, always, list(initial), body, context)
         if done is not None:
             return done
     scans = body.results - 1 - len(initial)
     if scans or any(isinstance(v, list) or v is None for v in initial):
-        for operand in (trips, condition):
+        for operand in (trips if count is None else None, condition):
             if operand is not None:
                 context.known(operand, "the trips of a loop with sequences or results per trip")
     states = [as_value(v) for v in initial]
@@ -68,7 +68,7 @@ def Loop(trips: Item = None, condition: Item = None, *initial: Item, body, conte
 def _known_trips(trips, condition, context):
     """Return the bound of the trips (None if unknown), and whether the initial condition is known to be True."""
     try:
-        count = None if trips is None else int(context.known(trips, "the trip count").reshape(-1)[0])
+        count = None if trips is None else context.importer.sizes(trips)[0]
     except NotConstantError:
         count = None
     try:

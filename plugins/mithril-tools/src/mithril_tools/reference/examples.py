@@ -40,10 +40,11 @@ def operation_example(op: Op) -> str:
     show = [f"print({call})"] if len(op.results) == 1 else [f"{results} = {call}", f"print({results}, sep='\\n')"]
     if not op.results:
         show = [f"print(*{call}, sep='\\n')"]
-    imports = ["import numpy as np", ""] if any("np." in line for line in lines) else []
-    code = "\n".join([*imports, home, "", *lines, *([""] if lines else []), *show])
-    if LONG.search(run(code)):
+    code = "\n".join([home, "", *lines, *([""] if lines else []), *show])
+    if LONG.search(run(f"import numpy as np\n{code}")):
         code = code.replace(home, f"{home}\n\n{PRECISION}", 1)
+    if "np." in code:
+        code = f"import numpy as np\n\n{code}"
     with np.printoptions():  # the setting ends with the example
         return example(code)
 
