@@ -145,6 +145,14 @@ class Run(ABC):
     def execute(self, source: Any) -> None:
         """Set the results of an operation in ``values``."""
 
+    def passed(self, name: str) -> Any:
+        """Return a value as it crosses the border of a layer."""
+        return self.values[name]
+
+    def received(self, name: str, value: Any) -> Any:
+        """Return a value that crossed the border of a layer."""
+        return value
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Within this context layers of the root run the operations of this graph."""
@@ -159,21 +167,23 @@ class Run(ABC):
 
     def interpret(self, layer: ImportedLayer, region: Region, values: Sequence[Any]) -> Any:
         """Run a region of a layer and return its results."""
-        self.values.update(zip(region.reads, values, strict=True))
+        for name, value in zip(region.reads, values, strict=True):
+            self.values[name] = self.received(name, value)
         for item in region.items:
             if not isinstance(item, Region):
                 self.execute(item.source)
                 continue
             self.calls[item.scope.path] = item
-            operands = tuple(self.values[name] for name in item.reads)
+            operands = tuple(self.passed(name) for name in item.reads)
             built = layer.context.call(layer.part(item.scope.path), operands, {}, layer.location)
             # a sequence of ONNX is one value, and a list
             results = built if isinstance(built, tuple) or len(item.results) != 1 else (built,)
-            self.values.update(zip(item.results, results, strict=True))
+            for name, result in zip(item.results, results, strict=True):
+                self.values[name] = self.received(name, result)
             if item.scope.path in layer.replaced:
                 self.is_changed = True
                 self._forget_unlike(item.scope.path)
-        results = tuple(self.values[name] for name in region.results)
+        results = tuple(self.passed(name) for name in region.results)
         return results[0] if len(results) == 1 else results
 
     def _forget_unlike(self, path: str) -> None:

@@ -10,6 +10,23 @@ import numpy as np
 
 from mithril import ops
 from mithril.graph import UnsupportedError
+from mithril_importing.complex_numbers import (
+    Complex,
+    bilinear,
+    conj,
+    cos,
+    divide,
+    equal,
+    exp,
+    log,
+    modulus,
+    over,
+    part_of,
+    power,
+    sign,
+    sin,
+    sqrt,
+)
 from mithril_jax.importing.table import ROWS, broadcast, cast
 
 # Primitives that move elements, or are linear over the reals: the same for both parts.
@@ -18,26 +35,6 @@ BOTH_PARTS = frozenset(
     | {"gather", "neg", "pad", "reduce_sum", "reshape", "rev", "select_n", "slice", "split", "squeeze", "transpose"}
     | {"add", "add_any", "sub", "copy_p", "stop_gradient"}
 )
-
-
-class Complex:
-    """A complex tensor."""
-
-    def __init__(self, re: Any, im: Any) -> None:
-        self.re, self.im = re, im
-
-    @property
-    def shape(self) -> Any:
-        return self.re.shape
-
-    @classmethod
-    def of(cls, x: Any) -> Complex:
-        """Return a tensor as a complex one."""
-        if isinstance(x, cls):
-            return x
-        if isinstance(x, np.ndarray) and np.iscomplexobj(x):
-            return cls(*(np.asarray(p, part_of(x.dtype)) for p in (x.real, x.imag)))
-        return cls(x, x * 0.0)
 
 
 def is_complex(aval: Any) -> bool:
@@ -74,11 +71,6 @@ def _part(x: Any, part: str) -> Any:
     return getattr(Complex.of(x), part)
 
 
-def part_of(dtype: Any) -> Any:
-    """Return the dtype of the real and imaginary part."""
-    return np.finfo(np.dtype(dtype)).dtype
-
-
 def _fft(x: Any, fft_type: Any, fft_lengths: Any, **_: Any) -> Any:
     """Return the transform over the last axes."""
     kind, count = str(getattr(fft_type, "name", fft_type)).rpartition(".")[2].upper(), len(fft_lengths)
@@ -86,52 +78,11 @@ def _fft(x: Any, fft_type: Any, fft_lengths: Any, **_: Any) -> Any:
     axes = list(range(rank - count, rank))
     if kind == "RFFT":
         y = Complex(*ops.rfft(x, axis=axes[-1]))
-        return _over(ops.fft, y, axes[:-1])
+        return over(ops.fft, y, axes[:-1])
     if kind == "IRFFT":
-        y = _over(ops.ifft, Complex.of(x), axes[:-1])
+        y = over(ops.ifft, Complex.of(x), axes[:-1])
         return ops.irfft(y.re, y.im, size=int(fft_lengths[-1]), axis=axes[-1])
-    return _over(ops.fft if kind == "FFT" else ops.ifft, Complex.of(x), axes)
-
-
-def _over(function: Callable[..., Any], x: Complex, axes: Sequence[int]) -> Complex:
-    for axis in axes:
-        x = Complex(*function(x.re, x.im, axis=axis))
-    return x
-
-
-def _mul(x: Any, y: Any, **_: Any) -> Complex:
-    a, b = Complex.of(x), Complex.of(y)
-    return Complex(a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re)
-
-
-def _div(x: Any, y: Any, **_: Any) -> Complex:
-    a, b = Complex.of(x), Complex.of(y)
-    size = b.re * b.re + b.im * b.im
-    return Complex((a.re * b.re + a.im * b.im) / size, (a.im * b.re - a.re * b.im) / size)
-
-
-def _abs(x: Complex, **_: Any) -> Any:
-    """Return the modulus, with gradient 0 at 0 as in JAX."""
-    square = x.re * x.re + x.im * x.im
-    is_zero = ops.equal(square, 0.0)
-    return ops.where(is_zero, 0.0, ops.sqrt(ops.where(is_zero, 1.0, square)))
-
-
-def _equal(x: Any, y: Any, **_: Any) -> Any:
-    a, b = Complex.of(x), Complex.of(y)
-    return ops.logical_and(ops.equal(a.re, b.re), ops.equal(a.im, b.im))
-
-
-def _sign(x: Complex, **_: Any) -> Complex:
-    """Return x / abs(x), or 0."""
-    size = _abs(x)
-    size = ops.where(ops.equal(size, 0.0), 1.0, size)
-    return Complex(x.re / size, x.im / size)
-
-
-def _exp(x: Complex, **_: Any) -> Complex:
-    size = ops.exp(x.re)
-    return Complex(size * ops.cos(x.im), size * ops.sin(x.im))
+    return over(ops.fft if kind == "FFT" else ops.ifft, Complex.of(x), axes)
 
 
 def _integer_pow(x: Complex, y: int, **_: Any) -> Complex:
@@ -141,10 +92,7 @@ def _integer_pow(x: Complex, y: int, **_: Any) -> Complex:
             facts=["accepted: powers from 1"],
             hint="divide by a positive power, 1 / z**n, or use ones for the power 0",
         )
-    result = x
-    for _step in range(y - 1):
-        result = _mul(result, x)
-    return result
+    return power(x, y)
 
 
 def _complex(re: Any, im: Any, **_: Any) -> Complex:
@@ -167,15 +115,19 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "complex": _complex,
     "real": lambda x, **_: x.re,
     "imag": lambda x, **_: x.im,
-    "conj": lambda x, **_: Complex(x.re, -x.im) if isinstance(x, Complex) else Complex(x, x * 0.0),
-    "abs": _abs,
-    "mul": _mul,
-    "square": lambda x, **_: _mul(x, x),
-    "div": _div,
-    "eq": _equal,
-    "ne": lambda x, y, **_: ops.logical_not(_equal(x, y)),
-    "sign": _sign,
-    "exp": _exp,
+    "conj": lambda x, **_: conj(Complex.of(x)),
+    "abs": lambda x, **_: modulus(x),
+    "mul": lambda x, y, **_: bilinear(ops.mul, x, y),
+    "square": lambda x, **_: bilinear(ops.mul, x, x),
+    "div": lambda x, y, **_: divide(x, y),
+    "eq": lambda x, y, **_: equal(x, y),
+    "ne": lambda x, y, **_: ops.logical_not(equal(x, y)),
+    "sign": lambda x, **_: sign(x),
+    "exp": lambda x, **_: exp(x),
+    "log": lambda x, **_: log(x),
+    "sqrt": lambda x, **_: sqrt(x),
+    "sin": lambda x, **_: sin(x),
+    "cos": lambda x, **_: cos(x),
     "integer_pow": _integer_pow,
     "convert_element_type": _convert,
 }

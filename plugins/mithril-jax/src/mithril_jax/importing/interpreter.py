@@ -11,6 +11,7 @@ from jax.extend import core
 
 from mithril import ops
 from mithril.graph import Builder, MithrilError, Origin, UnsupportedError, equal, shape_text
+from mithril_importing.complex_numbers import Complex, part_of
 from mithril_jax.importing import complex_numbers, custom, elementwise, indexing, linear_algebra, products, shapes  # noqa: F401  # rows
 from mithril_jax.importing.elementwise import threefry
 from mithril_jax.importing.table import ROWS, arrays_of, as_value, cast, reshape
@@ -119,8 +120,8 @@ class Interpreter:
             if isinstance(variable, core.DropVar) or not isinstance(getattr(aval, "dtype", None), np.dtype):
                 continue  # nothing reads the result, or it is a key
             parts, kind = [result], aval.dtype
-            if isinstance(result, complex_numbers.Complex):
-                parts, kind = [result.re, result.im], complex_numbers.part_of(kind)
+            if isinstance(result, Complex):
+                parts, kind = [result.re, result.im], part_of(kind)
             sizes = self._sized(tuple(aval.shape))
             for x in parts:
                 if (

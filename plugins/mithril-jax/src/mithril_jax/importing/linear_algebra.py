@@ -1,17 +1,13 @@
-"""JAX's primitives of linear algebra, and the gamma function."""
+"""JAX's primitives of linear algebra, and special functions."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
-
-import numpy as np
 
 from mithril import ops
 from mithril.graph import UnsupportedError
-from mithril_jax.importing.table import cast, kind_of, row
+from mithril_importing import special_functions as special
+from mithril_jax.importing.table import row
 
 
 def _swapped(x: Any) -> Any:
@@ -71,58 +67,6 @@ def svd(x: Any, full_matrices: bool, compute_uv: bool, subset_by_index: Any = No
     return (s, u, vh) if compute_uv else (s,)
 
 
-# -- the gamma function -------------------------------------------------------------------------------------------
-SHIFT = 6
-STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680)
-EULER = (1 / 12, -1 / 120, 1 / 252, -1 / 240)
-
-
-def _in_32_bits(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that computes floats of 16 bits in 32: its terms cancel."""
-
-    @wraps(function)
-    def computed(x: Any) -> Any:
-        return cast(function(cast(x, np.float32)), kind_of(x)) if kind_of(x) in ("float16", "bfloat16") else function(x)
-
-    return computed
-
-
-@row("lgamma")
-@_in_32_bits
-def lgamma(x: Any) -> Any:
-    """Return the logarithm of the size of the gamma function, by Stirling's series and reflection."""
-    negative = ops.less(x, 0.5)
-    z = ops.where(negative, 1.0 - x, x)
-    product, w = z, z + float(SHIFT)
-    for k in range(1, SHIFT):
-        product = product * (z + float(k))
-    inverse = ops.reciprocal(w)
-    series = _polynomial(ops.square(inverse), STIRLING) * inverse
-    positive = (w - 0.5) * ops.log(w) - w + 0.5 * math.log(2 * math.pi) + series - ops.log(product)
-    fraction = x - ops.floor(x)
-    reflected = math.log(math.pi) - ops.log(ops.sin(fraction * math.pi)) - positive
-    return ops.where(negative, ops.where(ops.equal(fraction, 0.0), float("inf"), reflected), positive)
-
-
-@row("digamma")
-@_in_32_bits
-def digamma(x: Any) -> Any:
-    """Return the derivative of ``lgamma``."""
-    negative = ops.less(x, 0.5)
-    z = ops.where(negative, 1.0 - x, x)
-    total, w = ops.reciprocal(z), z + float(SHIFT)
-    for k in range(1, SHIFT):
-        total = total + ops.reciprocal(z + float(k))
-    inverse = ops.reciprocal(w)
-    square = ops.square(inverse)
-    positive = ops.log(w) - 0.5 * inverse - _polynomial(square, EULER) * square - total
-    fraction = x - ops.floor(x)
-    reflected = positive - math.pi * ops.cos(fraction * math.pi) / ops.sin(fraction * math.pi)
-    return ops.where(negative, ops.where(ops.equal(fraction, 0.0), float("nan"), reflected), positive)
-
-
-def _polynomial(x: Any, coefficients: Any) -> Any:
-    result: Any = coefficients[-1]
-    for c in reversed(coefficients[:-1]):
-        result = result * x + c
-    return result
+# -- special functions ---------------------------------------------------------------------------------------------
+for _name, _function in (("lgamma", special.lgamma), ("digamma", special.digamma)):
+    row(_name)(special.in_32_bits(_function))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from mithril import ops
-from mithril_torch.importing.table import broadcast, cast, row, sizes_of
+from mithril_importing.complex_numbers import Complex
+from mithril_torch.importing.table import as_value, broadcast, cast, is_tensor, row, sizes_of
 
 UNARY = (
     *("abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "erf", "erfinv", "exp", "expm1"),
-    *("floor", "isnan", "isinf", "isfinite", "log", "log1p", "log2", "logical_not", "neg", "reciprocal", "round"),
+    *("floor", "isnan", "isinf", "isfinite", "log", "log1p", "log2", "neg", "reciprocal", "round"),
     *("rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh", "trunc"),
 )
-PREDICATES = ("isnan", "isinf", "isfinite", "logical_not")
+PREDICATES = ("isnan", "isinf", "isfinite")
 ACTIVATIONS = {
     "relu": ops.relu,
     "relu6": ops.relu6,
@@ -89,6 +92,11 @@ for _name in ("and", "or", "xor"):
     row(f"logical_{_name}")(lambda x, y, op=_pair[0]: op(cast(x, "bool"), cast(y, "bool")))
 
 
+@row("_neg_view")
+def neg_view(x: Any) -> Any:
+    return ops.neg(x)
+
+
 @row("bitwise_not")
 def bitwise_not(x: Any) -> Any:
     return (ops.logical_not if str(x.dtype) == "bool" else ops.bitwise_not)(x)
@@ -141,7 +149,15 @@ def clamp_max(x: Any, max: Any) -> Any:
 
 @row("_to_copy", "to.dtype", "prims::convert_element_type")
 def to_dtype(x: Any, dtype: Any = None) -> Any:
-    return cast(x, dtype)
+    if dtype is None or not dtype.is_complex:
+        return cast(x, dtype)
+    part = cast(x, dtype.to_real())
+    return Complex(part, ops.mul(part, 0.0))
+
+
+@row("logical_not")
+def logical_not(x: Any) -> Any:
+    return ops.logical_not(cast(x, "bool"))
 
 
 @row("alias", "clone", "detach", "contiguous", "lift_fresh_copy", "positive", "detach_")
@@ -152,6 +168,101 @@ def unchanged(x: Any) -> Any:
 @row("copy")
 def copy(x: Any, source: Any, like: Any) -> Any:
     return broadcast(cast(source, like.dtype), sizes_of(x))
+
+
+# -- bits and signs -----------------------------------------------------------------------------------------------
+for _name, _op in (("left", ops.shift_left), ("right", ops.shift_right)):
+    row(
+        *(f"bitwise_{_name}_shift.{overload}" for overload in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")),
+        *(f"__{_name[0]}shift__.{overload}" for overload in ("Tensor", "Scalar")),
+        promotes="result",
+    )(lambda x, y, op=_op: op(x, y))
+
+
+@row("signbit")
+def signbit(x: Any) -> Any:
+    kind = str(x.dtype)
+    if "float" not in kind:
+        return ops.less(x, 0) if kind.startswith("int") else ops.full(shape=sizes_of(x), value=False, dtype="bool")
+    return ops.less(ops.bitcast(x, dtype=f"int{8 * width_of(x)}"), 0)
+
+
+def width_of(x: Any) -> int:
+    """Return the bytes of an element."""
+    return 2 if str(x.dtype) == "bfloat16" else int(np.dtype(str(x.dtype)).itemsize)
+
+
+@row("copysign.Tensor", "copysign.Scalar", promotes="result")
+def copysign(x: Any, y: Any) -> Any:
+    size = ops.abs(x)
+    if not is_tensor(y):
+        return ops.neg(size) if math.copysign(1.0, y) < 0 else size
+    return ops.where(signbit(y), ops.neg(size), size)
+
+
+@row("nextafter", promotes="result")
+def nextafter(x: Any, y: Any) -> Any:
+    """Return the next number in the direction of y: floats of one sign are ordered as their bits."""
+    bits = f"int{8 * width_of(x)}"
+    grows = ops.equal(ops.greater(y, x), ops.greater(x, 0.0))
+    neighbor = ops.bitcast(ops.add(ops.bitcast(x, dtype=bits), cast(ops.where(grows, 1, -1), bits)), dtype=str(x.dtype))
+    smallest = ops.bitcast(cast(np.ones(()), bits), dtype=str(x.dtype))
+    neighbor = ops.where(ops.equal(x, 0.0), ops.where(ops.greater(y, 0.0), smallest, ops.neg(smallest)), neighbor)
+    neighbor = ops.where(ops.equal(x, y), y, neighbor)
+    neighbor = ops.where(ops.logical_or(ops.isnan(x), ops.isnan(y)), float("nan"), neighbor)
+    return ops.add(neighbor, ops.where(ops.isfinite(x), ops.sub(x, ops.stop_gradient(x)), 0.0))
+
+
+@row("ldexp.Tensor", promotes="result")
+def ldexp(x: Any, y: Any) -> Any:
+    return ops.mul(x, ops.pow(2.0, y))
+
+
+@row("frexp.Tensor")
+def frexp(x: Any) -> Any:
+    """Return the mantissas, of size 1/2 to 1, and the exponents of two."""
+    finite = ops.logical_and(ops.isfinite(x), ops.not_equal(x, 0.0))
+    size = ops.where(finite, ops.abs(ops.stop_gradient(x)), 1.0)
+    exponent = ops.floor(ops.log2(size)) + 1.0
+    exponent = ops.where(ops.greater_equal(size, ops.pow(2.0, exponent)), exponent + 1.0, exponent)  # rounding of log2
+    exponent = ops.where(ops.less(size, ops.pow(2.0, exponent - 1.0)), exponent - 1.0, exponent)
+    half = ops.pow(2.0, ops.neg(ops.floor(exponent * 0.5)))  # in two steps, which cannot overflow
+    rest = ops.pow(2.0, ops.neg(exponent - ops.floor(exponent * 0.5)))
+    mantissa = ops.where(finite, ops.mul(ops.mul(x, half), rest), x)
+    return mantissa, cast(ops.where(finite, exponent, 0.0), "int32")
+
+
+@row("gcd", promotes="result")
+def gcd(x: Any, y: Any) -> Any:
+    shape = tuple(np.broadcast_shapes(sizes_of(x), sizes_of(y)))
+    a, b = (as_value(broadcast(ops.abs(v), shape)) for v in (x, y))
+    return ops.while_loop(
+        lambda pair: ops.any(ops.not_equal(pair[1], 0)),
+        lambda pair: (
+            ops.where(ops.equal(pair[1], 0), *pair),
+            ops.where(ops.equal(pair[1], 0), pair[1], ops.mod(pair[0], one_for_zero(pair[1]))),
+        ),
+        (a, b),
+    )[0]
+
+
+def one_for_zero(x: Any) -> Any:
+    return ops.where(ops.equal(x, 0), 1, x)
+
+
+@row("lcm", promotes="result")
+def lcm(x: Any, y: Any) -> Any:
+    return ops.abs(ops.mul(x, ops.floordiv(y, one_for_zero(gcd(x, y)))))
+
+
+@row("round.decimals", promotes="result")
+def round_decimals(x: Any, decimals: int = 0) -> Any:
+    if "int" in str(x.dtype):
+        return x
+    scale = 10.0 ** abs(decimals)
+    if decimals < 0:
+        return ops.mul(ops.round(ops.div(x, scale)), scale)
+    return ops.div(ops.round(ops.mul(x, scale)), scale) if decimals else ops.round(x)
 
 
 @row("exp2", promotes="result")

@@ -14,7 +14,7 @@ import torch
 
 from mithril.graph import InputError, MithrilError, UnsupportedError, unknown
 from mithril.models import IOKey, Model
-from mithril_torch.importing.interpreter import FRAME, require_supported
+from mithril_torch.importing.interpreter import FRAME, has_meaning, require_supported
 from mithril_torch.importing.layer import TorchModule
 from mithril_torch.importing.program import Exported, export
 from mithril_torch.importing.table import dtype_name
@@ -53,8 +53,9 @@ def from_torch(
     args, kwargs = _arguments(example_inputs)
     shapes, names = _dynamic(module, args, kwargs, dynamic_shapes or {})
     user = dict(operators or {})
+    arguments = (args, kwargs, shapes, names, outputs or (), lambda target: has_meaning(target, user))
     try:
-        evaluation = _exported(module, False, args, kwargs, shapes, names, outputs or ())
+        evaluation = _exported(module, False, *arguments)
     except MithrilError:
         raise
     except Exception as error:  # of torch.export, which has many classes of errors, or of the module
@@ -62,7 +63,7 @@ def from_torch(
     trained: Exported | Exception = evaluation
     if training:
         try:
-            trained = _exported(module, True, args, kwargs, shapes, names, outputs or ())
+            trained = _exported(module, True, *arguments)
         except UnsupportedError:
             raise
         except Exception as error:

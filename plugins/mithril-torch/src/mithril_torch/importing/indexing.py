@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mithril import ops
-from mithril.graph import Op, equal
+from mithril.graph import equal
 from mithril_torch.importing.table import as_value, axis_of, broadcast, cast, is_tensor, known, line, reshape, row
 
 MASKS = ("bool", "uint8")  # dtypes of an index that selects elements
@@ -20,16 +22,20 @@ def embedding(weight: Any, indices: Any, *_: Any, **__: Any) -> Any:
 
 @row("index_select")
 def index_select(x: Any, dim: int, index: Any) -> Any:
-    return ops.take(x, index, axis=axis_of(x, dim))
+    if not len(x.shape):
+        return x
+    return ops.take(x, reshape(index, (-1,)), axis=axis_of(x, dim))
 
 
 @row("gather")
 def gather(x: Any, dim: int, index: Any, sparse_grad: bool = False) -> Any:
+    if not len(x.shape):
+        return x if not len(index.shape) else broadcast(reshape(x, (1,)), index.shape)
     axis = axis_of(x, dim)
-    return ops.take_along_axis(_like_index(x, index, axis), index, axis=axis)
+    return ops.take_along_axis(like_index(x, index, axis), index, axis=axis)
 
 
-def _like_index(x: Any, index: Any, axis: int) -> Any:
+def like_index(x: Any, index: Any, axis: int) -> Any:
     """Return ``x`` cut to the sizes of the index, which may be smaller, on the other axes."""
     for k, (n, m) in enumerate(zip(x.shape, index.shape, strict=True)):
         if k != axis and equal(n, m) is not True:
@@ -42,14 +48,23 @@ def scatter(x: Any, dim: int, index: Any, source: Any) -> Any:
     return _scattered(ops.scatter_nd, x, dim, index, source)
 
 
+@row("scatter.reduce", "scatter.value_reduce")
+def scatter_with_reduction(x: Any, dim: int, index: Any, source: Any, *, reduce: str) -> Any:
+    op = partial(ops.scatter_nd_reduce, reduction={"add": "add", "multiply": "mul"}[reduce])
+    return _scattered(op, x, dim, index, source)
+
+
 @row("scatter_add")
 def scatter_add(x: Any, dim: int, index: Any, source: Any) -> Any:
     return _scattered(ops.scatter_nd_add, x, dim, index, source)
 
 
-def _scattered(op: Op, x: Any, dim: int, index: Any, source: Any) -> Any:
+def _scattered(op: Callable[..., Any], x: Any, dim: int, index: Any, source: Any) -> Any:
+    if not len(x.shape):
+        one = reshape(index, (1,)), reshape(source, (1,)) if is_tensor(source) else source
+        return reshape(_scattered(op, reshape(x, (1,)), 0, *one), ())
     axis = axis_of(x, dim)
-    source = _like_index(source, index, -1) if is_tensor(source) and len(source.shape) else source
+    source = like_index(source, index, -1) if is_tensor(source) and len(source.shape) else source
     source = broadcast(cast(source, str(x.dtype)), index.shape)
     shape, rank = index.shape, len(index.shape)
     places = [

@@ -14,6 +14,8 @@ from mithril import ops
 from mithril.graph import Builder, Dim, MithrilError, ModelError, Origin, UnsupportedError
 from mithril_importing.layers import Run
 from mithril_torch.importing import (  # noqa: F401  # they enter their rows
+    complex_numbers,
+    draws,
     elementwise,
     indexing,
     linear_algebra,
@@ -21,13 +23,16 @@ from mithril_torch.importing import (  # noqa: F401  # they enter their rows
     products,
     recurrent,
     reductions,
+    searching,
     shapes,
+    special,
     windows,
 )
 from mithril_torch.importing.program import ROOT, Exported
-from mithril_torch.importing.table import ROWS, Row, as_value, call, is_tensor, name_of
+from mithril_torch.importing.table import IGNORED, ROWS, Row, as_value, call, is_tensor, name_of
 from mithril_torch.importing.types import ExampleSizes, require_recorded_type
 
+shapes.enter_copies()
 CHECKS = (  # assertions of torch.export, without results
     *("_assert_tensor_metadata", "_assert_async.msg", "_assert_scalar", "sym_constrain_range"),
     *("_linalg_check_errors", "sym_constrain_range_for_size", "sym_numel", "sym_stride.int", "sym_storage_offset"),
@@ -66,7 +71,7 @@ def require_supported(program: Exported, user: User) -> None:
                     continue
                 ordered = node.target is torch.ops.higher_order.with_effects
                 target = node.args[1] if ordered else node.target
-                if not _has_meaning(target, user) or (ordered and name_of(target) not in CHECKS):
+                if not has_meaning(target, user) or (ordered and name_of(target) not in CHECKS):
                     missing.setdefault(name_of(target), []).append(node)
     if not missing:
         return
@@ -82,11 +87,12 @@ def require_supported(program: Exported, user: User) -> None:
     )
 
 
-def _has_meaning(target: Any, user: User) -> bool:
+def has_meaning(target: Any, user: User) -> bool:
+    """Whether an operator can be expressed."""
     if target in SIZES or target in GUARDS or target is torch.ops.higher_order.cond:
         return True
     name = name_of(target)
-    return name in ROWS or name in user or name in CHECKS or name == "sym_size.int"
+    return name in ROWS or name in complex_numbers.COMPLEX or name in user or name in CHECKS or name == "sym_size.int"
 
 
 def origin_of(node: Any, path: str) -> Origin:
@@ -105,6 +111,14 @@ class Interpreter(Run):
         super().__init__(layer, values)
         self.program, self.layer, self.user = program, layer, user
         self.sizes = ExampleSizes(program.graph, values)
+        nodes = [n for n in program.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        self.complex_names = {n.name for n in nodes if n.meta["val"].is_complex()}
+
+    def passed(self, name: str) -> Any:
+        return complex_numbers.packed(self.values[name])
+
+    def received(self, name: str, value: Any) -> Any:
+        return complex_numbers.unpacked(value) if name in self.complex_names else value
 
     def execute(self, source: Any) -> None:
         self._execute(source, self.value, self.values)
@@ -129,7 +143,8 @@ class Interpreter(Run):
 
     def _execute(self, node: Any, value: Callable[[str], Any], values: dict[str, Any]) -> None:
         builder = Builder.current()
-        arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: value(n.name))
+        operand = complex_numbers.as_operand
+        arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: operand(value(n.name)))
         with builder.at(origin_of(node, self.path), builder.tags):
             values[node.name] = self._checked_call(node, *arguments)
 
@@ -170,8 +185,14 @@ class Interpreter(Run):
             return args[0].shape[args[1]]
         if name in CHECKS:
             return None
+        example = node.meta.get("val")
+        if name not in self.user and complex_numbers.involves_complex(args, kwargs):
+            options = {n: v for n, v in kwargs.items() if n not in IGNORED}
+            return complex_numbers.call_complex(
+                name, example, args, options, lambda a, k, part: call(ROWS[name], node, a, k, self.layer, part)
+            )
         row = Row(self.user[name], "", frozenset()) if name in self.user else ROWS[name]
-        return call(row, node, args, kwargs, self.layer)
+        return call(row, node, args, kwargs, self.layer, example)
 
     def _cond(self, predicate: Any, then: Any, otherwise: Any, operands: Any) -> Any:
         """Return the results of the branch that the predicate selects."""

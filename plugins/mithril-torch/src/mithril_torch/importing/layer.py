@@ -14,6 +14,7 @@ import torch
 from mithril.graph import InputError, ModelError
 from mithril_importing.layers import ImportedLayer
 from mithril_importing.patterns import known_layer
+from mithril_torch.importing.complex_numbers import packed
 from mithril_torch.importing.interpreter import Interpreter, User
 from mithril_torch.importing.program import Exported
 from mithril_torch.importing.regions import region_of
@@ -87,10 +88,10 @@ class TorchModule(ImportedLayer):
         run = Interpreter(program, self, self.operators, {**program.constants, **attributes, **arguments})
         region = self.regions[program is not self.evaluation]
         with run.active():
-            run.interpret(self, region, [run.value(name) for name in region.reads])
+            run.interpret(self, region, [packed(run.value(name)) for name in region.reads])
             for name, node in program.updates.items():
                 if node in run.values:
-                    self.update_state(name, as_value(run.values[node]))
+                    self.update_state(name, as_value(packed(run.values[node])))
             for name in program.params.values():
                 if not run.has_declared(name):
                     run.tensor(name)
@@ -113,7 +114,7 @@ class TorchModule(ImportedLayer):
 def _result(result: Any, run: Interpreter) -> Any:
     """Return a result of the module as a value; numbers and sizes become tensors, and None an empty one."""
     name = getattr(result, "name", None)
-    value = run.value(name) if name is not None else getattr(result, "value", result)
+    value = packed(run.value(name) if name is not None else getattr(result, "value", result))
     if value is None:
         return as_value(filled((0,), 0, torch.float32))
     if is_tensor(value):

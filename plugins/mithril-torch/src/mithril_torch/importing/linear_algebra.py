@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mithril import ops
 from mithril.graph import UnsupportedError
-from mithril_torch.importing.table import row
+from mithril_importing import factorizations
+from mithril_torch.importing.table import cast, reshape, row
 
-
-def _swapped(x: Any) -> Any:
-    rank = len(x.shape)
-    return ops.transpose(x, perm=(*range(rank - 2), rank - 1, rank - 2))
+_swapped = factorizations.swapped
 
 
 def _no_error(x: Any) -> Any:
@@ -23,6 +23,18 @@ def _no_error(x: Any) -> Any:
 def cholesky(x: Any, upper: bool = False, check_errors: bool = False) -> Any:
     y = ops.cholesky(_symmetric(x, not upper))
     return (_swapped(y) if upper else y), _no_error(x)
+
+
+@row("cholesky")
+def cholesky_alone(x: Any, upper: bool = False) -> Any:
+    return cholesky(x, upper)[0]
+
+
+@row("cholesky_inverse")
+def cholesky_inverse(factor: Any, upper: bool = False) -> Any:
+    """Return the inverse of the matrix with this factor, of which one triangle is read."""
+    lower = ops.tril(_swapped(factor) if upper else factor)
+    return ops.inv(ops.matmul(lower, _swapped(lower)))
 
 
 @row("cholesky_solve")
@@ -87,6 +99,89 @@ def svd(x: Any, full_matrices: bool = False, compute_uv: bool = True, driver: An
 def eigh(x: Any, UPLO: str = "L", compute_v: bool = True) -> Any:  # the name of PyTorch
     """Return eigenvalues and eigenvectors; only one triangle of the operand is read."""
     return ops.eigh(_symmetric(x, UPLO == "L"))
+
+
+# -- factors of general matrices ----------------------------------------------------------------------------------
+@row("linalg_lu_factor_ex")
+def lu_factor(x: Any, pivot: bool = True, check_errors: bool = False) -> Any:
+    _require_pivots(pivot)
+    factors, pivots, _ = factorizations.lu(x)
+    return factors, ops.add(pivots, 1), _no_error(x)
+
+
+def _require_pivots(pivot: bool) -> None:
+    if not pivot:
+        raise UnsupportedError("LU factors with pivot=False are not supported", hint="use pivot=True")
+
+
+@row("linalg_lu")
+def lu(x: Any, pivot: bool = True) -> Any:
+    _require_pivots(pivot)
+    factors, _, order = factorizations.lu(x)
+    return factorizations.permutation(order, str(x.dtype)), *factorizations.triangles(factors)
+
+
+@row("lu_unpack")
+def lu_unpack(factors: Any, pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
+    lower, upper = factorizations.triangles(factors) if unpack_data else (None, None)
+    order = factorizations.order_of(ops.sub(pivots, 1), factors.shape[-2])
+    return factorizations.permutation(order, str(factors.dtype)), lower, upper
+
+
+@row("linalg_lu_solve")
+def lu_solve(factors: Any, pivots: Any, b: Any, left: bool = True, adjoint: bool = False) -> Any:
+    """Solve with the factors of a matrix, or from the right with the transposed equation."""
+    order = factorizations.order_of(ops.sub(pivots, 1), factors.shape[-2])
+    b = b if left else _swapped(b)
+    lead = tuple(np.broadcast_shapes(factors.shape[:-2], b.shape[:-2]))
+    b = ops.broadcast_to(b, shape=(*lead, *b.shape[-2:]))
+    factors = ops.broadcast_to(factors, shape=(*lead, *factors.shape[-2:]))
+    order = ops.broadcast_to(order, shape=(*lead, order.shape[-1]))
+    if left != adjoint:
+        y = ops.triangular_solve(factors, factorizations.ordered_rows(b, order), lower=True, unit_diagonal=True)
+        y = ops.triangular_solve(factors, y, lower=False)
+    else:
+        y = ops.triangular_solve(factors, b, lower=False, transposed=True)
+        y = ops.triangular_solve(factors, y, lower=True, unit_diagonal=True, transposed=True)
+        y = factorizations.ordered_rows(y, ops.argsort(order, axis=-1))
+    return y if left else _swapped(y)
+
+
+@row("geqrf")
+def geqrf(x: Any) -> Any:
+    return factorizations.householder_qr(x)
+
+
+@row("linalg_householder_product")
+def householder_product(vectors: Any, factors: Any) -> Any:
+    n, m = factorizations.sizes_of_matrix(vectors)
+    unit = ops.broadcast_to(np.eye(n, m, dtype=str(vectors.dtype)), shape=tuple(vectors.shape))
+    return factorizations.reflected(unit, vectors, factors)
+
+
+@row("ormqr")
+def ormqr(vectors: Any, factors: Any, x: Any, left: bool = True, transpose: bool = False) -> Any:
+    if left:
+        return factorizations.reflected(x, vectors, factors, transposed=transpose)
+    return _swapped(factorizations.reflected(_swapped(x), vectors, factors, transposed=not transpose))
+
+
+@row("linalg_pinv.atol_rtol_tensor")
+def pinv(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+    n, m = factorizations.sizes_of_matrix(x)
+    kind = np.dtype(str(x.dtype))
+    absolute = np.zeros((), kind) if atol is None else cast(atol, str(kind))
+    default = max(n, m) * np.finfo(kind).eps if atol is None else 0.0
+    relative = np.asarray(default, kind) if rtol is None else cast(rtol, str(kind))
+    absolute, relative = (reshape(v, (*v.shape, 1)) for v in (absolute, relative))
+    if not n * m:
+        return _swapped(x)
+    return factorizations.pseudoinverse(_symmetric(x, True) if hermitian else x, absolute, relative)
+
+
+@row("linalg_matrix_exp")
+def matrix_exp(x: Any) -> Any:
+    return factorizations.matrix_exponential(x) if x.shape[-1] else x
 
 
 def _symmetric(x: Any, lower: bool) -> Any:

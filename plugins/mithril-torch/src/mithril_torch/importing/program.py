@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._decomp import decomposition_table
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
@@ -28,7 +29,9 @@ WHOLE = (
     *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "max_pool1d", "max_pool2d", "max_pool3d"),
     *("avg_pool1d", "avg_pool2d", "avg_pool3d", "pixel_shuffle", "pixel_unshuffle", "einsum", "embedding"),
     *("var.correction", "std.correction", "dropout", "repeat_interleave.self_int", "bilinear", "channel_shuffle"),
-    *("prelu", "hardshrink", "softshrink", "tril", "triu", "logsumexp", "roll"),
+    *("prelu", "hardshrink", "softshrink", "tril", "triu", "logsumexp", "roll", "_safe_softmax", "special_log_ndtr"),
+    *("masked_scatter", "_upsample_bilinear2d_aa.vec", "_upsample_bicubic2d_aa.vec", "_upsample_nearest_exact1d.vec"),
+    *("_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec"),
 )
 
 
@@ -60,6 +63,32 @@ def decompositions() -> dict[Any, Any]:
     return dict(table)
 
 
+Meaning = Callable[[Any], bool]  # whether an operator can be expressed
+
+
+def own_decompositions(program: Any, has_meaning: Meaning) -> Any:
+    """Return a program whose operators without a meaning are PyTorch's own decompositions, if these have one."""
+    for target in _without_meaning(program, has_meaning):
+        candidate, parts = program, {target}
+        for _ in range(DEPTH):
+            table = {t: decomposition_table[t] for t in parts if t in decomposition_table}
+            if len(table) < len(parts):
+                break
+            candidate = candidate.run_decompositions(table)
+            parts = _without_meaning(candidate, has_meaning) - _without_meaning(program, has_meaning)
+            if not parts:
+                program = candidate
+                break
+    return program
+
+
+def _without_meaning(program: Any, has_meaning: Meaning) -> set[Any]:
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    targets = {n.target for graph in graphs for n in graph.nodes if n.op == "call_function"}
+    return {t for t in targets if isinstance(t, torch._ops.OpOverload) and not has_meaning(t)}
+
+
+DEPTH = 4  # decompositions within decompositions
 ROOT = "mithril_root."
 
 
@@ -116,16 +145,18 @@ def export(
     shapes: Any,
     names: Mapping[Any, str],
     outputs: Sequence[str] = (),
+    has_meaning: Meaning = lambda target: True,
 ) -> Exported:
     """Export a module in its current mode; ``names`` are those of the open sizes, by input and axis.
 
-    ``outputs`` names submodules whose results replace those of the module.
+    ``outputs`` names submodules whose results replace those of the module. Operators that ``has_meaning`` rejects are
+    decomposed further.
     """
     first = {id(p): name for name, p in reversed([*module.named_parameters(remove_duplicate=False)])}
     canonical = {name: first[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
     with kept_whole(), returning(module, outputs):
         program = torch.export.export(_Root(module), args, dict(kwargs), dynamic_shapes=shapes, strict=False)
-    program = program.run_decompositions(decompositions())
+    program = own_decompositions(program.run_decompositions(decompositions()), has_meaning)
     params, buffers, constants, inputs = {}, {}, {}, {}
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     for spec in program.graph_signature.input_specs:
@@ -140,7 +171,8 @@ def export(
             constants[name] = array_of(program.constants[spec.target])
         elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
             value = placeholders[name].meta["val"]
-            inputs[name] = _shape(name, value.shape, program.range_constraints, names), value.dtype
+            sizes = _shape(name, value.shape, program.range_constraints, names)
+            inputs[name] = ((*sizes, 2), value.dtype.to_real()) if value.is_complex() else (sizes, value.dtype)
         elif spec.kind is InputKind.TOKEN:
             constants[name] = np.zeros(0, np.float32)  # orders effects such as assertions, which are left out
         elif not isinstance(spec.arg, ConstantArgument):

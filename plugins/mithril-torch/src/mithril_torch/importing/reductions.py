@@ -58,6 +58,8 @@ def min_along(x: Any, dim: int, keepdim: bool = False) -> Any:
 
 
 def _extreme(value: Any, position: Any, x: Any, dim: int, keepdim: bool) -> Any:
+    if not len(x.shape):
+        return x, np.zeros((), np.int64)
     axis = axis_of(x, dim)
     positions = cast(position(x, axis=axis, keepdims=keepdim), "int64")
     return value(x, axis=(axis,), keepdims=keepdim), positions
@@ -74,6 +76,8 @@ def argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
 
 
 def _position(op: Op, x: Any, dim: int | None, keepdim: bool) -> Any:
+    if not len(x.shape):
+        return np.zeros((), np.int64)
     if dim is not None:
         return cast(op(x, axis=axis_of(x, dim), keepdims=keepdim), "int64")
     y = cast(op(reshape(x, (-1,)), axis=0), "int64")
@@ -116,8 +120,9 @@ def var_mean(x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False
 
 
 @row("logsumexp")
-def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
-    return ops.logsumexp(x, axis=axes_of_dims(x, dim), keepdims=keepdim)
+def logsumexp(x: Any, dim: Any, keepdim: bool = False, like: Any = None) -> Any:
+    x = cast(x, like.dtype)
+    return x if not len(x.shape) else ops.logsumexp(x, axis=axes_of_dims(x, dim), keepdims=keepdim)
 
 
 @row("linalg_vector_norm")
@@ -156,16 +161,16 @@ def cumprod(x: Any, dim: int, dtype: Any = None, like: Any = None) -> Any:
 
 @row("sort", "sort.stable")
 def sort(x: Any, dim: int = -1, descending: bool = False, stable: bool | None = None) -> Any:
-    order = _order(x, axis_of(x, dim), descending)
+    order = in_order(x, axis_of(x, dim), descending)
     return ops.take_along_axis(x, order, axis=axis_of(x, dim)), cast(order, "int64")
 
 
 @row("argsort", "argsort.stable")
 def argsort(x: Any, dim: int = -1, descending: bool = False, stable: bool | None = None) -> Any:
-    return cast(_order(x, axis_of(x, dim), descending), "int64")
+    return cast(in_order(x, axis_of(x, dim), descending), "int64")
 
 
-def _order(x: Any, axis: int, descending: bool) -> Any:
+def in_order(x: Any, axis: int, descending: bool) -> Any:
     """Return the positions that sort the elements; nan is the largest, and first in descending order."""
     order = ops.argsort(x, axis=axis, descending=descending)
     if not descending or "float" not in str(x.dtype) or not len(x.shape):
@@ -180,5 +185,5 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     axis = axis_of(x, dim)
     if not len(x.shape):
         return x, np.zeros((), np.int64)
-    positions = ops.split(_order(x, axis, largest), sizes=(k, x.shape[axis] - k), axis=axis)[0]
+    positions = ops.split(in_order(x, axis, largest), sizes=(k, x.shape[axis] - k), axis=axis)[0]
     return ops.take_along_axis(x, positions, axis=axis), cast(positions, "int64")

@@ -10,6 +10,7 @@ import numpy as np
 from mithril import ops
 from mithril.graph import Dim, Op, UnsupportedError, is_static, product
 from mithril_torch.importing.table import (
+    ROWS,
     as_value,
     axis_of,
     broadcast,
@@ -17,6 +18,7 @@ from mithril_torch.importing.table import (
     dtype_name,
     filled,
     is_tensor,
+    known,
     line,
     reshape,
     row,
@@ -215,10 +217,15 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     a, b = axis_of(x, dim1), axis_of(x, dim2)
     rest = [k for k in range(len(x.shape)) if k not in (a, b)]
     y = ops.transpose(x, perm=(a, b, *rest))
-    rows, columns = max(-offset, 0), max(offset, 0)
-    count = max(min(y.shape[0] - rows, y.shape[1] - columns), 0)
-    places = np.stack([np.arange(count) + rows, np.arange(count) + columns], -1)
+    places = _diagonal(y.shape[0], y.shape[1], offset)
     return ops.transpose(ops.gather_nd(y, places), perm=(*range(1, len(rest) + 1), 0))
+
+
+def _diagonal(height: int, width: int, offset: int) -> Any:
+    """Return the positions of a diagonal."""
+    rows, columns = max(-offset, 0), max(offset, 0)
+    count = max(min(height - rows, width - columns), 0)
+    return np.stack([np.arange(count) + rows, np.arange(count) + columns], -1)
 
 
 # -- parts --------------------------------------------------------------------------------------------------------
@@ -370,33 +377,100 @@ def channel_shuffle(x: Any, groups: int) -> Any:
     return reshape(ops.transpose(y, perm=(0, 2, 1, *range(3, len(spatial) + 3))), x.shape)
 
 
-@row("as_strided")
-def as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-    """Accept the strides of a contiguous tensor of the same size only."""
+# -- memory -------------------------------------------------------------------------------------------------------
+def _strided_places(x: Any, operand: Any, size: Any, stride: Any, offset: int | None) -> Any:
+    """Return positions in the flattened memory of a contiguous tensor."""
+    if not all(isinstance(n, int) for n in (*size, *stride, *x.shape)):
+        raise UnsupportedError("as_strided of an open size is not supported", hint="leave it out of dynamic_shapes")
+    if not operand.is_contiguous() or operand.storage_offset():
+        raise UnsupportedError(
+            "as_strided of memory that is not contiguous has no meaning in a graph of values",
+            hint="call x.contiguous() before it",
+        )
+    places = np.full(tuple(size), offset or 0, np.int64)
+    for axis, (n, step) in enumerate(zip(size, stride, strict=True)):
+        places += (np.arange(n) * step).reshape([-1 if k == axis else 1 for k in range(len(size))])
+    return places
+
+
+@row("as_strided", "as_strided_copy")
+def as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None, operand: Any = None) -> Any:
+    """Return elements of the memory of a contiguous tensor."""
     expected: list[Any] = []
     step: Any = 1
     for n in reversed(size):
         expected.insert(0, step)
         step = step * n
-    if list(stride) != expected or storage_offset not in (None, 0) or product(size) != product(x.shape):
-        raise UnsupportedError("as_strided of overlapping or strided memory has no meaning in a graph of values")
-    return reshape(x, size)
+    if list(stride) == expected and storage_offset in (None, 0) and product(size) == product(x.shape):
+        return reshape(x, size)
+    places = _strided_places(x, operand, size, stride, storage_offset)
+    return ops.take(reshape(x, (-1,)), places, axis=0) if places.size else filled(size, 0, operand.dtype)
 
 
-def _size(argument: Any) -> Any:
-    return sizes_of(argument) if is_tensor(argument) else tuple(argument)
+@row("as_strided_scatter")
+def as_strided_scatter(
+    x: Any, source: Any, size: Any, stride: Any, storage_offset: Any = None, operand: Any = None
+) -> Any:
+    places = _strided_places(x, operand, size, stride, storage_offset)
+    flat = ops.scatter(reshape(x, (-1,)), places.ravel(), reshape(source, (-1,)), axis=0)
+    return reshape(flat, x.shape)
 
 
-@row("rand", "rand_like")
-def rand(size: Any, dtype: Any = None, like: Any = None, layer: Any = None) -> Any:
-    return ops.uniform(layer.key(), shape=_size(size), dtype=dtype_name(like.dtype))
+@row("resize")
+def resize(x: Any, size: Any, memory_format: Any = None, like: Any = None) -> Any:
+    """Return the first elements in this shape; new elements are zeros."""
+    flat, count = reshape(x, (-1,)), product(size)
+    missing = count - product(x.shape)
+    if not isinstance(missing, int):
+        raise UnsupportedError("resize of an open size is not supported", hint="use view or reshape")
+    if missing > 0:
+        flat = ops.concat(flat, filled((missing,), 0, like.dtype), axis=0)
+    return reshape(flat[:count], size)
 
 
-@row("randn", "randn_like")
-def randn(size: Any, dtype: Any = None, like: Any = None, layer: Any = None) -> Any:
-    return ops.normal(layer.key(), shape=_size(size), dtype=dtype_name(like.dtype))
+@row("triu_indices")
+def triu_indices(rows: int, columns: int, offset: int = 0, dtype: Any = None, like: Any = None) -> Any:
+    return np.stack(np.triu_indices(rows, offset, columns)).astype(dtype_name(like.dtype))
 
 
-@row("bernoulli.p")
-def bernoulli(x: Any, p: float = 0.5, like: Any = None, layer: Any = None) -> Any:
-    return cast(ops.bernoulli(layer.key(), shape=sizes_of(x), p=float(p)), like.dtype)
+@row("tril_indices")
+def tril_indices(rows: int, columns: int, offset: int = 0, dtype: Any = None, like: Any = None) -> Any:
+    return np.stack(np.tril_indices(rows, offset, columns)).astype(dtype_name(like.dtype))
+
+
+@row("diagonal_scatter")
+def diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    a, b = axis_of(x, dim1), axis_of(x, dim2)
+    rest = [k for k in range(len(x.shape)) if k not in (a, b)]
+    order = (a, b, *rest)
+    y, places = ops.transpose(x, perm=order), _diagonal(x.shape[a], x.shape[b], offset)
+    source = ops.transpose(source, perm=(len(rest), *range(len(rest))))
+    y = ops.scatter_nd(y, places, source)
+    return ops.transpose(y, perm=tuple(order.index(k) for k in range(len(order))))
+
+
+@row("repeat_interleave.self_Tensor")
+def repeat_by_counts(x: Any, repeats: Any, dim: int | None = None, output_size: Any = None) -> Any:
+    x = reshape(x, (-1,)) if dim is None else x
+    axis = axis_of(x, dim or 0)
+    return ops.take(x, np.repeat(np.arange(x.shape[axis]), known(repeats, "repeat_interleave")), axis=axis)
+
+
+@row("repeat_interleave.Tensor")
+def interleaved_positions(repeats: Any, *, output_size: Any = None) -> Any:
+    counts = known(repeats, "repeat_interleave")
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+VIEWS = (
+    *("alias", "detach", "diagonal", "expand", "narrow", "permute", "select.int", "slice.Tensor", "split.Tensor"),
+    *("split_with_sizes", "squeeze", "squeeze.dim", "squeeze.dims", "t", "transpose.int", "unbind.int", "unfold"),
+    *("unsqueeze", "view", "view.dtype"),
+)
+
+
+def enter_copies() -> None:
+    """Enter the rows of views for the operators that copy them."""
+    for name in VIEWS:
+        packet, dot, overload = name.partition(".")
+        ROWS[f"{packet}_copy{dot}{overload}"] = ROWS[name]

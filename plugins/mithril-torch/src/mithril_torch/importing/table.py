@@ -21,13 +21,16 @@ from mithril.graph import Builder, Dim, UnsupportedError, Value, dtype as as_dty
 IGNORED = ("layout", "device", "pin_memory", "memory_format", "non_blocking", "generator", "requires_grad")
 
 
+PASSED = frozenset({"like", "layer", "operand"})  # the recorded type of the result, the root, that of the first operand
+
+
 @dataclass(frozen=True)
 class Row:
     """The meaning of an ATen operator."""
 
     function: Callable[..., Any]
     promotes: str  # "result": operands are cast to the result's dtype; "operands": to their common dtype
-    reads: frozenset[str]  # of "like" (the result's metadata) and "layer", which the function also takes
+    reads: frozenset[str]  # of PASSED, which the function also takes
 
 
 ROWS: dict[str, Row] = {}
@@ -37,7 +40,7 @@ def row(*names: str, promotes: str = "") -> Callable[[Callable[..., Any]], Calla
     """Enter the decorated function for ATen operators; an overload is written as ``add.Tensor``."""
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
-        reads = frozenset(signature(function).parameters) & {"like", "layer"}
+        reads = frozenset(signature(function).parameters) & PASSED
         ROWS.update((name, Row(function, promotes, reads)) for name in names)
         return function
 
@@ -105,7 +108,9 @@ def axis_of(x: Any, dim: int) -> int:
 
 
 def axes_of_dims(x: Any, dim: Any) -> tuple[int, ...]:
-    """Return non-negative axes; None and an empty list mean all."""
+    """Return non-negative axes; None and an empty list mean all, as does any axis of a scalar."""
+    if not len(x.shape):
+        return ()
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(len(x.shape)))
     return tuple(axis_of(x, d) for d in ([dim] if isinstance(dim, int) else dim))
@@ -146,9 +151,8 @@ def known(x: Any, purpose: str) -> np.ndarray[Any, Any]:
 
 
 # -- calls --------------------------------------------------------------------------------------------------------
-def call(row: Row, node: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: Any) -> Any:
-    """Call the function of a node, with its operands promoted; numbers of NumPy become arrays."""
-    example = node.meta.get("val")
+def call(row: Row, node: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: Any, example: Any) -> Any:
+    """Call the function of a node, with its operands promoted to ``example``; numbers of NumPy become arrays."""
     options = {n: v for n, v in kwargs.items() if n not in IGNORED}
     if row.promotes:
         kind = example.dtype if row.promotes == "result" else _common(node)
@@ -157,6 +161,8 @@ def call(row: Row, node: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
         options["like"] = example
     if "layer" in row.reads:
         options["layer"] = layer
+    if "operand" in row.reads:
+        options["operand"] = node.args[0].meta["val"]
     return arrays_of(row.function(*args, **options))
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from mithril.graph import Dim, UnsupportedError, Value, shape_text, substitute, symbols
+from mithril_importing.complex_numbers import Complex
+from mithril_torch.importing.complex_numbers import Part, part_type
 from mithril_torch.importing.table import dtype_name, is_tensor
 
 
@@ -24,7 +26,9 @@ class ExampleSizes:
         self.has_other_sizes = False  # whether the model is compiled for sizes that the example does not have
         for node in graph.nodes:
             if node.op == "placeholder" and isinstance(values.get(node.name), Value):
-                for size, example in zip(values[node.name].shape, node.meta["val"].shape, strict=True):
+                for size, example in zip(
+                    values[node.name].shape, node.meta["val"].shape, strict=False
+                ):  # complex: one more
                     self._add(size, example_size(example))
 
     def _add(self, size: Any, example: int | None) -> None:
@@ -49,7 +53,11 @@ def require_recorded_type(name: str, value: Any, recorded: Any, sizes: ExampleSi
             if part is not None:  # an error if another operator reads it
                 require_recorded_type(f"result {k} of {name}", part, its_type, sizes)
         return
-    if not isinstance(recorded, torch.Tensor):
+    if not isinstance(recorded, (torch.Tensor, Part)):
+        return
+    if isinstance(value, Complex) and recorded.dtype.is_complex:
+        for part in (value.re, value.im):
+            require_recorded_type(name, part, part_type(recorded), sizes)
         return
     expected = f"{dtype_name(recorded.dtype)}[{', '.join(map(str, recorded.shape))}]"
     if not is_tensor(value):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,15 @@ def conv_transpose(
     n = len(w.shape) - 2
     x, unbatched = _batched(x, n)
     settings = {"stride": _each(stride, n), "dilation": _each(dilation, n), "output_padding": _each(output_padding, n)}
-    y = ops.conv_transpose(x, w, padding=_pairs(padding, n), groups=groups, **settings)
+    pairs = []
+    for p, s, extra in zip(_each(padding, n), settings["stride"], settings["output_padding"], strict=True):
+        more = max(extra - s + 1, 0)  # of the additional elements up to a stride are without padding
+        if more > p:
+            raise UnsupportedError(f"output_padding {extra} of stride {s} requires a padding of at least {more}")
+        pairs.append((p, p - more))
+    limited = zip(settings["output_padding"], settings["stride"], strict=True)
+    settings["output_padding"] = tuple(min(extra, s - 1) for extra, s in limited)
+    y = ops.conv_transpose(x, w, padding=tuple(pairs), groups=groups, **settings)
     return _plain(_with_bias(y, bias), unbatched)
 
 
@@ -201,65 +210,119 @@ def _current(x: Any, size: Any) -> tuple[Any, ...]:
 # -- resampling ---------------------------------------------------------------------------------------------------
 @row("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
 def upsample_nearest(x: Any, output_size: Any = None, scale_factors: Any = None) -> Any:
-    size = _target(x, output_size, scale_factors)
-    factors = [n // m for n, m in zip(size, x.shape[2:], strict=True) if isinstance(m, int) and n % m == 0]
-    if len(factors) == len(size):  # repeating is cheaper than taking positions
-        for axis, factor in enumerate(factors, start=2):
-            x = ops.repeat(x, repeats=factor, axis=axis) if factor != 1 else x
-        return x
-    return ops.resize(x, size=size, mode="nearest")
+    for axis, (new, scale) in enumerate(_targets(x, output_size, scale_factors), start=2):
+        old = x.shape[axis]
+        if new % old == 0 and scale * new == old:  # repeating is cheaper than taking positions
+            x = ops.repeat(x, repeats=new // old, axis=axis) if new != old else x
+        else:
+            places = np.floor(np.arange(new) * scale).astype(np.int32)
+            x = ops.take(x, np.minimum(places, old - 1), axis=axis)
+    return x
+
+
+@row("_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec")
+def upsample_nearest_exact(x: Any, output_size: Any = None, scale_factors: Any = None) -> Any:
+    """Take the elements nearest to the centers of the new ones."""
+    for axis, (new, scale) in enumerate(_targets(x, output_size, scale_factors), start=2):
+        old = x.shape[axis]
+        places = np.floor((np.arange(new) + 0.5) * scale).astype(np.int32)
+        x = ops.take(x, np.minimum(places, old - 1), axis=axis)
+    return x
 
 
 @row("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec")
 def upsample_linear(x: Any, output_size: Any, align_corners: bool = False, scale_factors: Any = None) -> Any:
-    size = _target(x, output_size, scale_factors)
-    return ops.resize(x, size=size, mode="bilinear", align_corners=align_corners)
+    return _resampled(x, _targets(x, output_size, scale_factors), _linear, 1, align_corners)
 
 
 @row("upsample_bicubic2d.vec")
 def upsample_bicubic(x: Any, output_size: Any, align_corners: bool = False, scale_factors: Any = None) -> Any:
-    """Resample by one matrix per axis with four weights per row."""
+    return _resampled(x, _targets(x, output_size, scale_factors), _cubic(-0.75), 2, align_corners)
+
+
+@row("_upsample_bilinear2d_aa.vec")
+def upsample_linear_antialiased(x: Any, output_size: Any, align_corners: bool, scale_factors: Any = None) -> Any:
+    return _resampled(x, _targets(x, output_size, scale_factors), _linear, 1, align_corners, antialias=True)
+
+
+@row("_upsample_bicubic2d_aa.vec")
+def upsample_bicubic_antialiased(x: Any, output_size: Any, align_corners: bool, scale_factors: Any = None) -> Any:
+    return _resampled(x, _targets(x, output_size, scale_factors), _cubic(-0.5), 2, align_corners, antialias=True)
+
+
+_Kernel = Callable[[Any], Any]  # the weights of elements at distances
+
+
+def _linear(distance: Any) -> Any:
+    return np.maximum(1.0 - np.abs(distance), 0.0)
+
+
+def _cubic(a: float) -> _Kernel:
+    """Return the kernel of cubic convolution of this slope."""
+
+    def weights(distance: Any) -> Any:
+        d = np.abs(distance)
+        inner, outer = ((a + 2) * d - (a + 3)) * d * d + 1, a * (((d - 5) * d + 8) * d - 4)
+        return np.where(d <= 1, inner, np.where(d < 2, outer, 0.0))
+
+    return weights
+
+
+def _resampled(
+    x: Any, targets: Any, kernel: _Kernel, reach: int, align_corners: bool, *, antialias: bool = False
+) -> Any:
+    """Resample by one matrix per axis; positions outside repeat the border, or do not count with ``antialias``."""
     y = x
-    for axis, new in enumerate(_target(x, output_size, scale_factors), start=2):
-        if new != x.shape[axis]:
-            matrix = _cubic(x.shape[axis], new, align_corners).astype(np.dtype(str(x.dtype)))
-            last = len(x.shape) - 1
-            swap = tuple(last if k == axis else axis if k == last else k for k in range(last + 1))
-            transposed = y if axis == last else ops.transpose(y, perm=swap)
-            product = ops.matmul(as_value(transposed), matrix.T)
-            y = product if axis == last else ops.transpose(product, perm=swap)
+    for axis, (new, scale) in enumerate(targets, start=2):
+        old = x.shape[axis]
+        if new == old and scale in (1.0, None):
+            continue
+        if align_corners:
+            scale = (old - 1) / (new - 1) if new > 1 else 0.0
+            positions = np.arange(new) * scale
+        else:
+            positions = (np.arange(new) + 0.5) * scale - 0.5
+        if antialias:
+            matrix = _averaging(positions, old, scale, kernel, reach)
+        else:
+            positions = np.maximum(positions, 0.0) if reach == 1 else positions
+            first, matrix = np.floor(positions).astype(int) - reach + 1, np.zeros((new, old))
+            for k in range(2 * reach):
+                place = np.clip(first + k, 0, old - 1)
+                np.add.at(matrix, (np.arange(new), place), kernel(first + k - positions))
+        y = _multiplied(y, axis, matrix.astype(np.dtype(str(x.dtype))))
     return y
 
 
-def _cubic(old: int, new: int, align_corners: bool) -> np.ndarray[Any, Any]:
-    """Return the [new, old] matrix of cubic convolution with a = -0.75; positions outside repeat the border."""
-    if align_corners:
-        positions: np.ndarray[Any, Any] = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
-    else:
-        positions = (np.arange(new) + 0.5) * (old / new) - 0.5
-    first, a = np.floor(positions).astype(int), -0.75
-    matrix = np.zeros((new, old))
-    for offset in range(-1, 3):
-        d = np.abs(positions - (first + offset))
-        inner, outer = ((a + 2) * d - (a + 3)) * d * d + 1, a * (((d - 5) * d + 8) * d - 4)
-        np.add.at(matrix, (np.arange(new), np.clip(first + offset, 0, old - 1)), np.where(d <= 1, inner, outer))
-    return matrix
+def _averaging(positions: Any, old: int, scale: float, kernel: _Kernel, reach: int) -> Any:
+    """Return the matrix that averages over all elements that a new one covers."""
+    stretch = max(scale, 1.0)
+    centers = positions + 0.5
+    first = np.maximum((centers - reach * stretch + 0.5).astype(int), 0)
+    last = np.minimum((centers + reach * stretch + 0.5).astype(int), old)
+    elements = np.arange(old)
+    weights = kernel((elements - positions[:, None]) / stretch)
+    weights = np.where((elements >= first[:, None]) & (elements < last[:, None]), weights, 0.0)
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
-def _target(x: Any, output_size: Any, scale_factors: Any) -> tuple[int, ...]:
-    """Return the size of the result; scales must map sizes to whole numbers, as they set the positions."""
-    if output_size is not None:
-        size = tuple(output_size)
-    else:
-        exact = [n * f if isinstance(n, int) else n * int(f) for n, f in zip(x.shape[2:], scale_factors, strict=True)]
-        if any(isinstance(n, float) and n != int(n) for n in exact):
-            raise UnsupportedError(
-                f"scale factors {list(scale_factors)} do not give whole sizes of {list(x.shape[2:])}"
-            )
-        size = tuple(int(n) if isinstance(n, float) else n for n in exact)
-    if not all(isinstance(n, int) for n in (*size, *x.shape[2:])):
+def _multiplied(x: Any, axis: int, matrix: Any) -> Any:
+    """Multiply one axis by a matrix."""
+    last = len(x.shape) - 1
+    swap = tuple(last if k == axis else axis if k == last else k for k in range(last + 1))
+    product = ops.matmul(as_value(x if axis == last else ops.transpose(x, perm=swap)), matrix.T)
+    return product if axis == last else ops.transpose(product, perm=swap)
+
+
+def _targets(x: Any, output_size: Any, scale_factors: Any) -> list[tuple[int, float]]:
+    """Return the new size of each axis, and the distance of its elements in old ones, which a factor sets exactly."""
+    old = x.shape[2:]
+    if not all(isinstance(n, int) for n in old):
         raise UnsupportedError("resampling requires static spatial sizes")
-    return size
+    if output_size is None:
+        return [(int(np.floor(n * f)), 1.0 / f) for n, f in zip(old, scale_factors, strict=True)]
+    factors = [None] * len(old) if scale_factors is None else list(scale_factors)
+    return [(m, n / m if f is None else 1.0 / f) for n, m, f in zip(old, output_size, factors, strict=True)]
 
 
 @row("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")

@@ -1,0 +1,259 @@
+"""Special functions of frameworks that ``mithril.ops`` lacks, in its operations: of tensors of float32 or float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from typing import Any
+
+import numpy as np
+from numpy.polynomial import chebyshev
+
+from mithril import ops
+
+SHIFT = 6
+STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680)
+EULER = (1 / 12, -1 / 120, 1 / 252, -1 / 240)
+# erfc(x) exp(x^2) as quotients of polynomials, highest power first: W. J. Cody, Math. Comp. 23 (1969), in the form of
+# the Cephes library, for x from 1 to 8 and from 8.
+ERFC_P = (2.46196981473530512524e-10, 5.64189564831068821977e-1, 7.46321056442269912687, 48.6371970985681366614,
+          196.520832956077098242, 526.445194995477358631, 934.528527171957607540, 1027.55188689515710272,
+          557.535335369399327526)  # fmt: skip
+ERFC_Q = (1.0, 13.2281951154744992508, 86.7072140885989742329, 354.937778887819891062, 975.708501743205489753,
+          1823.90916687909736289, 2246.33760818710981792, 1656.66309194161350182, 557.535340817727675546)  # fmt: skip
+ERFC_R = (5.64189583547755073984e-1, 1.27536670759978104416, 5.01905042251180477414, 6.16021097993053585195,
+          7.40974269950448939160, 2.97886665372100240670)  # fmt: skip
+ERFC_S = (1.0, 2.26052863220117276590, 9.39603524938001434673, 12.0489539808096656605, 17.0814450747565897222,
+          9.60896809063285878198, 3.36907645100081516050)  # fmt: skip
+ZETA_TERMS = 32
+BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)  # B2, B4, ...
+
+
+def in_32_bits(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that computes floats of 16 bits in 32: its terms cancel."""
+
+    @wraps(function)
+    def computed(*xs: Any, **options: Any) -> Any:
+        kind = str(xs[-1].dtype)
+        if kind not in ("float16", "bfloat16"):
+            return function(*xs, **options)
+        tensors = (ops.cast(x, dtype="float32") if hasattr(x, "dtype") else x for x in xs)
+        return ops.cast(function(*tensors, **options), dtype=kind)
+
+    return computed
+
+
+def polynomial(x: Any, coefficients: Sequence[float]) -> Any:
+    """Return the polynomial of coefficients, lowest power first."""
+    result: Any = coefficients[-1]
+    for c in reversed(coefficients[:-1]):
+        result = result * x + c
+    return result
+
+
+# -- the gamma function -------------------------------------------------------------------------------------------
+def lgamma(x: Any) -> Any:
+    """Return the logarithm of the size of the gamma function, by Stirling's series and reflection."""
+    negative = ops.less(x, 0.5)
+    z = ops.where(negative, 1.0 - x, x)
+    product, w = z, z + float(SHIFT)
+    for k in range(1, SHIFT):
+        product = product * (z + float(k))
+    inverse = ops.reciprocal(w)
+    series = polynomial(ops.square(inverse), STIRLING) * inverse
+    positive = (w - 0.5) * ops.log(w) - w + 0.5 * math.log(2 * math.pi) + series - ops.log(product)
+    fraction = x - ops.floor(x)
+    is_pole = ops.equal(fraction, 0.0)
+    sine = ops.sin(ops.where(is_pole, 0.5, fraction) * math.pi)  # the gradient of positive numbers must not be nan
+    reflected = math.log(math.pi) - ops.log(sine) - positive
+    return ops.where(negative, ops.where(is_pole, float("inf"), reflected), positive)
+
+
+def digamma(x: Any) -> Any:
+    """Return the derivative of ``lgamma``."""
+    negative = ops.less(x, 0.5)
+    z = ops.where(negative, 1.0 - x, x)
+    total, w = ops.reciprocal(z), z + float(SHIFT)
+    for k in range(1, SHIFT):
+        total = total + ops.reciprocal(z + float(k))
+    inverse = ops.reciprocal(w)
+    square = ops.square(inverse)
+    positive = ops.log(w) - 0.5 * inverse - polynomial(square, EULER) * square - total
+    fraction = x - ops.floor(x)
+    is_pole = ops.equal(fraction, 0.0)
+    inner = ops.where(is_pole, 0.5, fraction) * math.pi
+    reflected = positive - math.pi * ops.cos(inner) / ops.sin(inner)
+    return ops.where(negative, ops.where(is_pole, float("nan"), reflected), positive)
+
+
+def zeta(s: Any, q: Any) -> Any:
+    """Return the sum of (q + k)**-s for k from 0, by the formula of Euler and Maclaurin; nan below q = -20."""
+    terms = [ops.pow(q + float(k), -s) for k in range(ZETA_TERMS)]
+    total: Any = 0.0
+    for term in reversed(terms):  # the least first
+        total = term + total
+    w = q + float(ZETA_TERMS)
+    power = ops.pow(w, -s)
+    total = total + power * w / (s - 1.0) + 0.5 * power
+    factor = s / w
+    for j, number in enumerate(BERNOULLI, start=1):
+        total = total + power * factor * (number / math.factorial(2 * j))
+        factor = factor * (s + (2.0 * j - 1)) * (s + 2.0 * j) / ops.square(w)
+    is_pole = ops.logical_and(ops.less_equal(q, 0.0), ops.equal(q, ops.floor(q)))
+    total = ops.where(is_pole, float("inf"), total)
+    total = ops.where(ops.less(q, -20.0), float("nan"), total)
+    return ops.where(ops.equal(s, 1.0), float("inf"), ops.where(ops.less(s, 1.0), float("nan"), total))
+
+
+def polygamma(n: int, x: Any) -> Any:
+    """Return the derivative of this order of ``digamma``."""
+    if n == 0:
+        return digamma(x)
+    order = ops.full(shape=(), value=float(n + 1), dtype=str(x.dtype))
+    return ops.mul(zeta(order, x), (-1.0) ** (n + 1) * math.factorial(n))
+
+
+# -- the error function -------------------------------------------------------------------------------------------
+def _scaled_erfc(x: Any) -> Any:
+    """Return erfc(x) exp(x**2) for x of at least 1."""
+    is_near = ops.less(x, 8.0)
+    lower_part, upper_part = ops.where(is_near, x, 1.0), ops.where(is_near, 8.0, x)
+    inverse = ops.reciprocal(upper_part)  # powers of the reciprocal cannot overflow
+    for_near = polynomial(lower_part, ERFC_P[::-1]) / polynomial(lower_part, ERFC_Q[::-1])
+    for_far = polynomial(inverse, ERFC_R) / polynomial(inverse, ERFC_S) * inverse
+    return ops.where(is_near, for_near, for_far)
+
+
+def erfc(x: Any) -> Any:
+    """Return 1 - erf(x), accurate where it is small."""
+    large = ops.greater(x, 1.0)
+    z = ops.where(large, x, 1.0)
+    return ops.where(large, _scaled_erfc(z) * ops.exp(ops.neg(ops.square(z))), 1.0 - ops.erf(x))
+
+
+def erfcx(x: Any) -> Any:
+    """Return erfc(x) exp(x**2)."""
+    large = ops.greater(x, 1.0)
+    small = ops.where(large, 1.0, x)
+    return ops.where(large, _scaled_erfc(ops.where(large, x, 1.0)), ops.exp(ops.square(small)) * (1.0 - ops.erf(small)))
+
+
+def log_ndtr(x: Any) -> Any:
+    """Return the logarithm of the distribution function of the normal distribution."""
+    z = x * math.sqrt(0.5)
+    tail = ops.less(z, -1.0)
+    inner = ops.where(tail, ops.neg(z), 1.0)
+    in_tail = ops.log(0.5 * _scaled_erfc(inner)) - ops.square(inner)
+    return ops.where(tail, in_tail, ops.log1p(-0.5 * erfc(ops.where(tail, 0.0, z))))
+
+
+def ndtri(p: Any) -> Any:
+    """Return the quantile of the normal distribution; one step of Newton's method makes small ones exact."""
+    x = ops.erfinv(2.0 * p - 1.0) * math.sqrt(2.0)
+    finite = ops.isfinite(x)
+    start = ops.where(finite, x, 0.0)
+    density = ops.exp(-0.5 * ops.square(start)) * (2 * math.pi) ** -0.5
+    value = 0.5 * erfc(start * -math.sqrt(0.5))
+    stable = ops.logical_and(finite, ops.greater(density, 1e-30))
+    return ops.where(stable, start - (value - p) / ops.where(stable, density, 1.0), x)
+
+
+# -- modified Bessel functions ------------------------------------------------------------------------------------
+@lru_cache(maxsize=8)
+def _bessel_coefficients(order: int, far: bool) -> tuple[float, ...]:
+    """Return Chebyshev coefficients of exp(-x) I(x), far from 0 times the root of x, by Bessel's integral."""
+    count = 8192 if far else 128
+    angles = (np.arange(count) + 0.5) * (np.pi / count)
+
+    def near_zero(t: Any) -> Any:
+        x = 4.0 * (t + 1.0)
+        return np.mean(np.exp(x[:, None] * (np.cos(angles) - 1)) * np.cos(order * angles), axis=1)
+
+    def beyond(t: Any) -> Any:
+        x = 16.0 / (t + 1.0)
+        return np.mean(np.exp(x[:, None] * (np.cos(angles) - 1)) * np.cos(order * angles), axis=1) * np.sqrt(x)
+
+    return tuple(chebyshev.chebinterpolate(beyond if far else near_zero, 26 if far else 30).tolist())
+
+
+def _chebyshev(t: Any, coefficients: Sequence[float]) -> Any:
+    """Return a Chebyshev series by Clenshaw's recurrence."""
+    first: Any = 0.0
+    second: Any = 0.0
+    for c in reversed(coefficients[1:]):
+        first, second = (2.0 * t) * first - second + c, first
+    return t * first - second + coefficients[0]
+
+
+def scaled_bessel_i(x: Any, order: int) -> Any:
+    """Return exp(-abs(x)) I(x) of order 0 or 1."""
+    size = ops.abs(x)
+    is_near = ops.less(size, 8.0)
+    lower_part = _chebyshev(ops.where(is_near, size, 8.0) / 4.0 - 1.0, _bessel_coefficients(order, False))
+    beyond = ops.where(is_near, 8.0, size)
+    upper_part = _chebyshev(16.0 / beyond - 1.0, _bessel_coefficients(order, True)) * ops.rsqrt(beyond)
+    value = ops.where(is_near, lower_part, upper_part)
+    return ops.where(ops.less(x, 0.0), ops.neg(value), value) if order % 2 else value
+
+
+def bessel_i(x: Any, order: int) -> Any:
+    return scaled_bessel_i(x, order) * ops.exp(ops.abs(x))
+
+
+# -- the incomplete gamma function --------------------------------------------------------------------------------
+TERMS = 400  # of the series and the continued fraction; they suffice up to a = 10^4
+
+
+def igamma(a: Any, x: Any, upper: bool = False) -> Any:
+    """Return the regularized lower (or upper) incomplete gamma function; its derivative is that by x."""
+    a0, x0 = ops.stop_gradient(a), ops.stop_gradient(x)
+    in_range = ops.logical_and(ops.greater(a0, 0.0), ops.greater(x0, 0.0))
+    in_range = ops.logical_and(in_range, ops.logical_and(ops.isfinite(a0), ops.isfinite(x0)))
+    b, z = ops.where(in_range, a0, 1.0), ops.where(in_range, x0, 1.0)
+    scale = ops.exp(b * ops.log(z) - z - lgamma(b))
+    by_series = ops.less(z, b + 1.0)
+    series = scale * _series(b, ops.where(by_series, z, b))
+    fraction = scale * _fraction(b, ops.where(by_series, b + 1.0, z))
+    value = ops.where(by_series, 1.0 - series if upper else series, fraction if upper else 1.0 - fraction)
+    none, all_ = (1.0, 0.0) if upper else (0.0, 1.0)
+    not_negative = ops.logical_and(ops.greater_equal(a0, 0.0), ops.greater_equal(x0, 0.0))
+    is_none = ops.logical_or(ops.equal(x0, 0.0), ops.equal(a0, float("inf")))
+    is_all = ops.logical_or(ops.equal(a0, 0.0), ops.equal(x0, float("inf")))
+    limit = ops.where(is_none, none, ops.where(is_all, all_, float("nan")))
+    defined = ops.logical_and(not_negative, ops.not_equal(is_none, is_all))
+    value = ops.where(in_range, value, ops.where(defined, limit, float("nan")))
+    density = ops.where(in_range, scale / z, 0.0)
+    return value + ops.where(in_range, ops.sub(x, x0), 0.0) * (ops.neg(density) if upper else density)
+
+
+def _series(a: Any, x: Any) -> Any:
+    def step(state: Any, _: Any) -> Any:
+        term, total, n = state
+        term = term * x / n
+        return (term, total + term, n + 1.0), None
+
+    first = ops.reciprocal(a)
+    (_, total, _), _ = ops.scan(step, (first, first, a + 1.0), None, length=TERMS)
+    return total
+
+
+def _fraction(a: Any, x: Any) -> Any:
+    """Return the continued fraction of the upper function, by the method of Lentz."""
+    tiny = 1e-30
+    b = x + 1.0 - a
+
+    def step(state: Any, _: Any) -> Any:
+        c, d, h, b, i = state
+        an = ops.neg(i) * (i - a)
+        b = b + 2.0
+        d = an * d + b
+        d = ops.reciprocal(ops.where(ops.less(ops.abs(d), tiny), tiny, d))
+        c = b + an / c
+        c = ops.where(ops.less(ops.abs(c), tiny), tiny, c)
+        return (c, d, h * d * c, b, i + 1.0), None
+
+    d = ops.reciprocal(ops.where(ops.less(ops.abs(b), tiny), tiny, b))
+    ones = a * 0.0 + 1.0
+    (_, _, h, _, _), _ = ops.scan(step, (ones / tiny, d, d, b, ones), None, length=TERMS)
+    return h
