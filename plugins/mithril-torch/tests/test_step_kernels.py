@@ -149,6 +149,21 @@ def test_batch_norm_of_a_step_computes_its_statistics_once(shape):
     assert source.count("torch.mean(") <= 1, "of the loss"
 
 
+def test_lowered_batch_norm_has_the_values_of_its_declaration():
+    """Passes of a trainer see lowered graphs, and evaluate them with ``verify="numeric"``."""
+    with Builder() as b:
+        x, scale, bias = b.input("x", (6, 3, 2)), b.param("scale", (3,)), b.param("bias", (3,))
+        y, mean, _ = ops.batch_norm_training(x, scale, bias, eps=0.5)
+    graph = b.build([Output(y, "y"), Output(mean, "mean", "state")])
+    lowered = ml.TorchBackend().decomposed(graph, BuildOptions())
+    assert [node.op.name for node in lowered.nodes] == ["torch.batch_norm_for_state"]
+    rng = np.random.default_rng(0)
+    arrays = {i.name: rng.normal(size=i.type.shape).astype(np.float32) for i in graph.inputs}
+    expected = evaluate(graph, arrays)
+    for name, array in evaluate(lowered, arrays).items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
 def test_normalizations_with_one_cotangent_have_their_own_sums():
     with Builder() as b:
         x = b.param("x", (2, 3, 8))

@@ -5,22 +5,15 @@ Its kernel has no gradient with respect to the statistics, so only nodes whose s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from mithril import ops
 from mithril.backend import Call, Lowerings
 from mithril.graph import Graph, Node, Value
-from mithril_torch.fusion.subgraph_fusion import backend_op
+from mithril_torch.fusion.subgraph_fusion import kernel_for
 
 KERNELS = ("float32", "float64")
 
 
-def _types(types: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    return ops.batch_norm_training.infer(types, attributes)
-
-
-batch_norm_for_state = backend_op("batch_norm_for_state", "x", "scale", "bias", infer=_types, eps="float")
+batch_norm_for_state = kernel_for(ops.batch_norm_training, "batch_norm_for_state")
 
 
 def with_native_statistics(graph: Graph) -> Graph:

@@ -33,6 +33,22 @@ def backend_op(name: str, *operands: str, infer: Any, **attributes: str) -> Op:
     )
 
 
+def kernel_for(declared: Op, name: str) -> Op:
+    """Declare an operation private to this backend with the meaning of another, for graphs that passes still see."""
+    return Op(
+        name=f"torch.{name}",
+        operands=declared.operands,
+        optional=declared.optional,
+        variadic=declared.variadic,
+        attributes=declared.attributes,
+        results=declared.results,
+        reference=declared.reference,
+        declared_at=__name__,
+        doc="",
+        infer_rule=lambda types, given, regions: declared.infer(types, given),
+    )
+
+
 def _like_first(types: Sequence[TensorType | None], attributes: Any) -> Any:
     return types[:1]
 
