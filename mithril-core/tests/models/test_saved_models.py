@@ -12,6 +12,7 @@ import pytest
 
 import mithril as ml
 from mithril import MithrilError, ModelError, ops
+from mithril.graph.dtypes import ALL
 from mithril.models import (
     MLP,
     Cast,
@@ -97,6 +98,13 @@ def test_operations_indices_and_sizes_return():
     again = restored(model, x=[3, 4, 6])
     for name, value in model(array).items():
         np.testing.assert_array_equal(again(array)[name], value)
+
+
+@pytest.mark.parametrize("dtype", ALL, ids=str)
+def test_arrays_of_every_dtype_return(dtype):
+    constant = np.array([[1, 0], [0, 1]]).astype(dtype.numpy)
+    model = Model.create(outputs={"y": ops.equal(IOKey("x"), constant)})
+    assert restored(model, x=[2, 2])(constant).all()
 
 
 def test_declared_shapes_dims_and_defaults_return():

@@ -312,6 +312,21 @@ def test_ziglang_has_its_own_flags_of_armv7():
     assert toolchain.flags_of(f"python3 -m ziglang cc -target {toolchain.zig}") == "-mcpu=cortex_a7"
 
 
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_int8_replaces_no_short_floats(tmp_path, precision):
+    compiled_model = ml.compile(
+        stacked(Linear(64)),
+        "c",
+        shapes={"input": [3, 128]},
+        precision=precision,
+        mobile_options={"platform": "linux", "arch": "x86_64", "quantization": "int8"},
+    )
+    compiled_model.bind(compiled_model.randomize_params(seed=1))
+    with pytest.raises(ml.UnsupportedError, match=rf"'int8' takes float32 weights, and '.*weight' is {precision}"):
+        compiled_model.export(tmp_path, library=None)
+    assert not list(tmp_path.iterdir())
+
+
 @needs("gcc", "make")
 def test_int8_weights_are_a_quarter_and_the_report_says_what_they_cost(tmp_path):
     model = stacked(Linear(256, name="l"), Relu(), Linear(64, name="m"))

@@ -11,6 +11,7 @@ import pytest
 from small import X, Y, arrays, trainer
 
 import mithril as ml
+from mithril.graph.dtypes import dtype as as_dtype
 from mithril.graph.errors import InputError, OptionError
 from mithril.models import Layer, Linear
 
@@ -311,3 +312,13 @@ def test_wrong_data_is_explained(call, message, tmp_path):
     write(tmp_path / "text.tar", [{"cls": b"three"}])
     with pytest.raises((InputError, OptionError), match=message):
         call(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_floats_of_every_width_are_rounded_to_those_of_the_model(dtype):
+    columns = X.astype(as_dtype(dtype).numpy)
+    subject, expected = trainer(), trainer()
+    subject.fit(columns, Y, 1)
+    expected.fit(columns.astype(np.float32), Y, 1)
+    for name, x in arrays(expected).items():
+        np.testing.assert_array_equal(arrays(subject)[name], x, err_msg=name)

@@ -27,7 +27,7 @@ def read_model_file(path: str | os.PathLike[str], format: str | None, way: str, 
         raise InputError(f"there is no file '{text}'")
     name = plugins.format_of(text, format)
     function = annotated(plugins.load_format(name, way), f"the file format '{name.spec.name}'", name.plugin)
-    check_call(f"format '{name}'", function, (path,), options, {})
+    check_call(f"format '{name.spec.name}'", function, (path,), options, {})
     return function(path, **options)
 
 
@@ -44,7 +44,7 @@ def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | No
             hint=f"compile the model for backend '{name.spec.backends[0]}'",
         )
     function = annotated(plugins.load_format(name, "saves"), f"the file format '{name.spec.name}'", name.plugin)
-    check_call(f"format '{name}'", function, (compiled, path), options, {})
+    check_call(f"format '{name.spec.name}'", function, (compiled, path), options, {})
     return function(compiled, path, **options)
 
 

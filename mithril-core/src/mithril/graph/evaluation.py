@@ -10,6 +10,7 @@ import numpy as np
 
 from mithril.graph.core import Graph, Node, Value
 from mithril.graph.dims import Dim, Size, TensorType, substitute
+from mithril.graph.dtypes import dtype as as_dtype
 from mithril.graph.errors import InputError
 from mithril.graph.guards import bind
 
@@ -57,9 +58,8 @@ def rounding_spread(graph: Graph, arguments: Mapping[str, Any], size: float) -> 
 
     def perturb(x: Any) -> Any:
         x = np.asarray(x)
-        return (
-            (x * (1 + size * rng.uniform(-1, 1, x.shape))).astype(x.dtype) if np.issubdtype(x.dtype, np.floating) else x
-        )
+        is_float = as_dtype(x.dtype).is_float
+        return (x * (1 + size * rng.uniform(-1, 1, x.shape))).astype(x.dtype) if is_float else x
 
     perturbed = evaluate(graph, {name: perturb(x) for name, x in arguments.items()}, perturb)
     exact = evaluate(graph, arguments)

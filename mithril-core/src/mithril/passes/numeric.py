@@ -22,9 +22,10 @@ def check_results(one: Pass, before: Graph, after: Graph, origin: Sequence[str])
     for name, array in expected.items():
         other = actual[name]
         if one.exact:
-            is_equal = np.array_equal(array, other, equal_nan=array.dtype.kind == "f")
+            is_equal = np.array_equal(array, other, equal_nan=True)
         else:
-            scale = float(np.max(np.abs(array.astype(np.float64)), initial=1.0)) if array.size else 1.0
+            sizes = np.abs(array.astype(np.float64))
+            scale = float(np.max(sizes[np.isfinite(sizes)], initial=1.0))
             is_equal = _close(array, other, one.tolerance, 0.1 * one.tolerance * scale)
             if not is_equal:
                 spread = spread or rounding_spread(before, arguments, ROUNDING * one.tolerance)

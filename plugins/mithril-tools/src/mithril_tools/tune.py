@@ -175,7 +175,8 @@ class _Candidate:
     def differs(self, other: _Candidate) -> str:
         """Describe how the results differ from another candidate's beyond rounding; empty if they agree."""
         actual, theirs = self.results(), other.results()
-        largest = max((float(np.abs(a).max()) for a in theirs.values() if a.size and a.dtype.kind == "f"), default=1.0)
+        floats = [a for a in theirs.values() if a.size and as_dtype(a.dtype).is_float]
+        largest = max((float(np.abs(a).max()) for a in floats), default=1.0)
         for name, expected in theirs.items():
             allowed = 10 * TOLERANCE.get(as_dtype(expected.dtype).name, 0.0)
             error = relative_error(expected, actual[name])

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mithril.graph import (
+    ALL as ALL_DTYPES,
     Dim,
     DType,
     MithrilError,
@@ -33,6 +34,7 @@ from mithril.models.language.layer import Layer
 from mithril.models.language.symbolic_sizes import ARITHMETIC, Formula, ShapeOf, SizeOf
 
 DEEPEST = 50  # levels of lists in lists
+SAVED = {one.name for one in ALL_DTYPES}
 
 
 class Writing:
@@ -108,7 +110,7 @@ def to_value(value: Any, location: str, writing: Writing) -> Any:
         return {"ellipsis": None}
     if isinstance(value, DType):
         return {"dtype": value.name}
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.name in SAVED:
         data = np.asarray(value, order="C").tobytes()
         return {"array": [value.dtype.name, list(value.shape), base64.b64encode(data).decode()]}
     if is_dataclass(value) and not isinstance(value, type):

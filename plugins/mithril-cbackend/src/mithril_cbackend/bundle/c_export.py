@@ -17,7 +17,7 @@ import numpy as np
 
 import mithril as ml
 from mithril.compiler import CompiledModel
-from mithril.graph import Graph, InputError, UnsupportedError, bind, substitute
+from mithril.graph import Graph, InputError, UnsupportedError, bind, dtype as as_dtype, substitute
 from mithril.system import files
 from mithril_cbackend import toolchains
 from mithril_cbackend.bundle import comparison, export_files
@@ -226,7 +226,10 @@ def max_relative_error(
     """Return the largest error of float results, each relative to its largest magnitude."""
     error = 0.0
     for name, x in expected.items():
-        if x.dtype.kind == "f" and x.size:
+        if as_dtype(x.dtype).is_float and x.size:
             reference = x.astype(np.float64)
-            error = max(error, float(np.abs(actual[name] - reference).max() / max(np.abs(reference).max(), 1e-30)))
+            error = max(
+                error,
+                float(np.abs(actual[name].astype(np.float64) - reference).max() / max(np.abs(reference).max(), 1e-30)),
+            )
     return error

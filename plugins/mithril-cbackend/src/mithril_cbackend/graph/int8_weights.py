@@ -19,6 +19,7 @@ from mithril.graph import (
     Input,
     Node,
     TensorType,
+    UnsupportedError,
     Value,
     axes_of,
     float32,
@@ -168,9 +169,16 @@ def quantized_rows(node: Node, table: QuantizedWeight) -> Value:
 
 
 def should_quantize(i: Input) -> bool:
-    """Whether an input is a large float32 weight with at least two axes."""
-    weights = i.role in ("param", "constant") and i.type.dtype is float32
-    return weights and len(i.type.shape) >= 2 and math.prod(shape_of(i.value)) >= MIN_ELEMENTS
+    """Whether an input is a large float weight with at least two axes."""
+    weights = i.role in ("param", "constant") and i.type.dtype.is_float
+    if not weights or len(i.type.shape) < 2 or math.prod(shape_of(i.value)) < MIN_ELEMENTS:
+        return False
+    if i.type.dtype is not float32:
+        raise UnsupportedError(
+            f"quantization='int8' takes float32 weights, and '{i.name}' is {i.type.dtype}",
+            hint="compile without precision='float16' or 'bfloat16', which int8 replaces, or without quantization",
+        )
+    return True
 
 
 def quantize_symmetric(weights: np.ndarray[Any, Any], axis: int) -> tuple[Any, Any]:

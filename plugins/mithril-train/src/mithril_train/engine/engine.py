@@ -484,9 +484,7 @@ class Engine(CarriedArrays):
             if backend.is_array(x) and x.dtype == native:
                 return x
             array = x if isinstance(x, np.ndarray) else as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x)
-            if array.dtype.kind == "f" and target_dtype.is_float:
-                array = array.astype(target_dtype.numpy, copy=False)
-            return backend.array(convert_input(name, array, target_dtype, decisions))
+            return backend.array(convert_input(name, array, target_dtype, decisions, rounds=True))
 
         return convert
 
