@@ -524,3 +524,21 @@ def test_arrays_of_the_other_byte_order(backend):
         for _ in range(3):
             actual = compiled.backend.to_numpy(compiled.evaluate(arrays, {"input": variant})["output"])
             np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+def test_parameters_are_counted_by_pattern():
+    model = Model(Linear(16), Linear(3))
+    compiled = ml.compile(model, "numpy", shapes={"input": ["B", 8]})
+    assert (
+        compiled.count_params()
+        == sum(p.size for p in compiled.randomize_params(0).values())
+        == 8 * 16 + 16 + 16 * 3 + 3
+    )
+    assert compiled.count_params("*.bias") == 19
+    with pytest.raises(ml.OptionError, match="matches no parameter"):
+        compiled.count_params("encoder.*")
+    open_sizes = ml.compile(model, "numpy")
+    with pytest.raises(ml.MithrilError, match="unknown|call"):
+        open_sizes.count_params()
+    open_sizes.randomize_params(0, {"input": np.ones((2, 8), np.float32)})
+    assert open_sizes.count_params() == compiled.count_params()

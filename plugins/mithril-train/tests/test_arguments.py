@@ -83,7 +83,7 @@ OPTIMIZERS = [ml.SGD, ml.Adam, ml.AdamW, ml.Adagrad, ml.RMSprop, ml.Lion, ml.Ada
             r"the regularizer of '\*' gave (?s:.)*expected a scalar",
         ),
         (lambda: ml.L2(-1), "strength: expected float of at least 0"),
-        (lambda: trainer().fit(loader(), verbose=1), r"Trainer\(progress=False\)"),
+        (lambda: trainer().fit(loader(), verbose=3), "verbose: expected 0 or 1 or 2"),
         (lambda: trainer().fit(loader(), epochs="3"), "write epochs=3"),
         (lambda: trainer().fit(loader(), epochs=-1), "epochs: expected int of at least 0"),
         (lambda: trainer().evaluate(loader(), emma=True), "did you mean 'ema'"),

@@ -216,3 +216,100 @@ def test_outputs_of_several_lengths_are_rows():
     subject.fit([(short, short[..., :2]), (long, long[..., :2])])
     assert [row.shape for row in subject.predict([short, long])] == [(4, 2)] * 3 + [(7, 2)] * 2
     np.testing.assert_allclose(subject.predict(short, batch_size=2), subject.predict(short), atol=1e-6)
+
+
+def test_the_last_samples_are_kept_for_validation():
+    first, second = trainer(), trainer()
+    first.fit(X, Y, 2, validation_split=0.25, sample_weight=np.linspace(0.5, 1.5, 96))
+    weights = np.linspace(0.5, 1.5, 96)
+    validation = {"input": X[72:], "target": Y[72:], "sample_weight": weights[72:]}
+    second.fit(X[:72], Y[:72], 2, validation=validation, batch_size=32, sample_weight=weights[:72])
+    assert_equal_arrays(first, second)
+    assert first.history.rows == second.history.rows
+    assert "val_loss" in first.history.columns
+
+
+@pytest.mark.parametrize("name", ["pandas", "pyarrow", "datasets"])
+def test_tables_are_split(name):
+    module = pytest.importorskip(name)
+    columns = {"input": list(X), "target": list(Y)}
+    table = {
+        "pandas": lambda: module.DataFrame(X),
+        "pyarrow": lambda: module.table(columns),
+        "datasets": lambda: module.Dataset.from_dict(columns),
+    }[name]()
+    subject, plain = trainer(), trainer()
+    subject.fit(table, Y if name == "pandas" else None, 1, validation_split=0.25)
+    plain.fit(X, Y, 1, validation_split=0.25)
+    assert subject.history["val_loss"] == pytest.approx(plain.history["val_loss"])
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.5, 0.001, float("nan")])
+def test_a_split_that_leaves_nothing_is_refused(share):
+    with pytest.raises(OptionError, match="validation_split"):
+        trainer().fit(X, Y, validation_split=share)
+
+
+def test_a_split_needs_arrays_and_excludes_validation_data():
+    with pytest.raises(OptionError, match="validation_split belongs to arrays"):
+        trainer().fit([(X, Y)], validation_split=0.2)
+    with pytest.raises(OptionError, match="exclude"):
+        trainer().fit(X, Y, validation=(X, Y), validation_split=0.2)
+
+
+def test_verbose_decides_what_is_shown(capsys):
+    subject = trainer(progress=None)
+    for verbose, shown in ((0, 0), (2, 3), (False, 0)):
+        subject.fit(X, Y, 3, verbose=verbose)
+        assert len(capsys.readouterr().err.splitlines()) == shown
+    with pytest.raises(OptionError, match="verbose"):
+        subject.fit(X, Y, verbose=3)
+
+
+@pytest.mark.parametrize("kind", [ml.SGD, ml.Adam, ml.AdamW, ml.Adagrad, ml.RMSprop, ml.Lion, ml.Adafactor])
+def test_optimizers_have_names(kind):
+    for name in (kind.__name__, kind.__name__.lower()):
+        assert trainer(optimizer=name).optimizer == kind()
+
+
+def test_several_optimizers_have_names_and_unknown_ones_a_hint():
+    subject = trainer(optimizer={"first.*": "adam", "last.*": ml.SGD(0.1)})
+    subject.fit(X, Y)
+    with pytest.raises(OptionError, match="did you mean 'rmsprop'"):
+        trainer(optimizer="rmspropp")
+
+
+def test_rates_are_searched_and_the_trainer_is_as_before():
+    subject, other = trainer(ema=0.9), trainer(ema=0.9)
+    for fitted in (subject, other):
+        fitted.fit(X, Y, 1, batch_size=16)
+    rates = subject.find_learning_rate(X, Y, lowest=1e-5, highest=100.0, steps=60, batch_size=16)
+    assert 1e-3 < rates.suggestion < 3.0
+    assert rates.rates[0] == 1e-5
+    assert list(rates.rates) == sorted(rates.rates)
+    assert "suggestion" in repr(rates)
+    assert "<svg" in rates._repr_html_()
+    assert subject.learning_rate == other.learning_rate
+    for fitted in (subject, other):
+        fitted.fit(X, Y, 1, batch_size=16)
+    assert_equal_arrays(subject, other)
+    assert subject.history.rows == other.history.rows
+
+
+def test_the_position_of_a_loader_and_a_scheduled_rate_survive_a_search():
+    subject = trainer(optimizer=ml.SGD(ml.StepDecay(0.1, every=2, gamma=0.5)))
+    loader = ml.DataLoader((X, Y), batch_size=16, shuffle=True)
+    before = loader.state_dict()
+    subject.find_learning_rate(loader, lowest=1e-3, highest=1e30, steps=20)
+    assert loader.state_dict() == before
+    assert (subject.steps, subject.epoch, subject.learning_rate) == (0, 0, 0.1)
+    subject.fit(loader, 1)
+    assert subject.learning_rate == 0.1 * 0.5**3
+
+
+def test_a_search_without_a_falling_loss_says_so():
+    subject = trainer()
+    with pytest.raises(InputError, match="falls at none"):
+        subject.find_learning_rate(X, Y, lowest=1e3, highest=1e6, steps=10).suggestion
+    with pytest.raises(OptionError, match="not below"):
+        subject.find_learning_rate(X, Y, lowest=1.0, highest=0.1)

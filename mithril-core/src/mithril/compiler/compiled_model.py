@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Never, overload
 import numpy as np
 
 from mithril import plugins
-from mithril.backend import annotated, check_call, checked, reject_surplus, watch
+from mithril.backend import annotated, check_call, checked, matches, reject_surplus, require_match, watch
 from mithril.compiler.call_records import CallRecords
 from mithril.compiler.evaluation import Evaluation
 from mithril.compiler.parameters import UNBOUND, UNKNOWN, Parameters
@@ -38,6 +39,7 @@ from mithril.graph import (
     MithrilError,
     TensorType,
     UnsupportedError,
+    is_static,
     visible,
 )
 from mithril.system import notebook
@@ -499,6 +501,20 @@ class CompiledModel:
         from mithril.compiler.program_summary import summarize
 
         return summarize(self, self.compiler.probe(self._parameters.input_types, training=False))
+
+    @checked()
+    def count_params(self, pattern: str = "*") -> int:
+        """Return the number of elements of the parameters, of those whose names match a pattern: ``"encoder.*"``."""
+        graph = self.compiler.probe(self._parameters.input_types, training=False)
+        shapes = {i.name: i.type.shape for i in graph.with_role("param")}
+        require_match("count_params", "parameter", pattern, shapes)
+        counted = {name: shape for name, shape in shapes.items() if matches(name, pattern)}
+        if is_open := [name for name, shape in counted.items() if not is_static(shape)]:
+            raise InputError(
+                f"the size of parameter '{is_open[0]}' depends on inputs of unknown shape",
+                hint="compile with shapes={...}, or call the model once",
+            )
+        return sum(math.prod(map(int, shape)) for shape in counted.values())
 
     def _repr_html_(self) -> str:
         try:

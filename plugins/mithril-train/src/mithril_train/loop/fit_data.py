@@ -10,6 +10,7 @@ import numpy as np
 from mithril.compiler import CompiledModel, Transformed
 from mithril.graph import InputError, OptionError
 from mithril.models import Layer
+from mithril_train.data.datasets import as_source
 from mithril_train.data.loader import DataLoader
 from mithril_train.data.tables import is_table
 from mithril_train.engine.adapters import Loader, as_loader
@@ -53,6 +54,28 @@ def _samples(x: Any, y: Any, inputs: Sequence[str], sample_weight: Any) -> Any:
             )
         return x
     return columns_of(x, y, inputs, sample_weight) if is_batch(x) or hasattr(x, "iloc") else None
+
+
+def split(x: Any, y: Any, inputs: Sequence[str], sample_weight: Any, share: float) -> tuple[Any, Any]:
+    """Return the samples of fit's arrays in two parts; the second is the last ``share`` of them."""
+    samples = _samples(x, y, inputs, sample_weight)
+    if samples is None:
+        raise OptionError(
+            f"validation_split belongs to arrays, and this is a {type(x).__name__}",
+            hint="divide the data set, and give fit(validation=...)",
+        )
+    count = as_source(samples).length or 0
+    first = count - round(count * share) if 0 < share < 1 else count
+    if not 0 < first < count:
+        raise OptionError(
+            f"validation_split={share:g} does not divide {count} samples in two parts",
+            hint="a share above 0 and below 1, such as validation_split=0.2",
+        )
+    if isinstance(samples, dict):
+        return {n: c[:first] for n, c in samples.items()}, {n: c[first:] for n, c in samples.items()}
+    if hasattr(samples, "slice"):  # an Arrow table, whose select chooses columns
+        return samples.slice(0, first), samples.slice(first)
+    return samples.select(range(first)), samples.select(range(first, count))
 
 
 def source_of(

@@ -156,10 +156,12 @@ def notebook_display() -> Any:
     return import_module("IPython.display").display
 
 
-def make_progress(setting: bool | None) -> Progress:
-    """Return a bar in a notebook or on a terminal with rich installed, else plain lines; nothing for False."""
-    if setting is False:
+def make_progress(setting: int | None) -> Progress:
+    """Return a bar in a notebook or on a terminal with rich installed, else plain lines; nothing for 0, lines for 2."""
+    if setting is not None and not setting:
         return Progress()
+    if setting == 2:
+        return Lines()
     display = notebook_display()
     if display is not None:
         return NotebookBar(display)

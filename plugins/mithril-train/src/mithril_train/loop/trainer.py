@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from mithril.backend import Least, Positive, checked, mismatch
 from mithril.compiler import CompiledModel, Transformed
@@ -24,9 +24,10 @@ from mithril_train.engine.nonfinite import not_finite
 from mithril_train.loop import checkpointing, ranks
 from mithril_train.loop.callbacks import Callback, Training
 from mithril_train.loop.checkpoint_callback import Checkpoint, resume as resume_training
-from mithril_train.loop.fit_data import BATCH_SIZE, ClassWeight, source_of, validation_source
+from mithril_train.loop.fit_data import BATCH_SIZE, ClassWeight, source_of, split, validation_source
 from mithril_train.loop.history import History, Totals
 from mithril_train.loop.interrupts import Interrupts
+from mithril_train.loop.learning_rates import LearningRates, search_rates
 from mithril_train.loop.progress import Progress, make_progress
 from mithril_train.loop.report import Report
 from mithril_train.loop.trained_model import compiled_model
@@ -45,7 +46,8 @@ Epochs = Annotated[int, Least(0)]
 class Trainer(TrainerEvaluation):
     """Train a model: ``Trainer(model, ml.Adam(1e-3), loss="cross_entropy", backend="jax").fit(loader, epochs=3)``.
 
-    ``model`` is a logical model (with ``backend=`` and any option of ``ml.compile``) or a compiled one.
+    ``model`` is a logical model (with ``backend=`` and any option of ``ml.compile``) or a compiled one. ``optimizer``
+    is an optimizer, the name of one for its default settings (``"adam"``), or several by pattern of parameters.
 
     ``loss`` is the name of an operation such as ``"cross_entropy"``, a function or layer, the name of a scalar output,
     or None if the model's only scalar output is the loss. The parameters of a function are looked up by name among the
@@ -82,7 +84,7 @@ class Trainer(TrainerEvaluation):
     def __init__(
         self,
         model: Layer | Transformed | CompiledModel,
-        optimizer: Optimizer | Mapping[str | Layer, Optimizer],
+        optimizer: Optimizer | str | Mapping[str | Layer, Optimizer | str],
         *,
         loss: Any = None,
         loss_weights: Mapping[str, float] | None = None,
@@ -260,8 +262,6 @@ class Trainer(TrainerEvaluation):
     @checked(
         by_position="fit(x, y, epochs=...), or fit(loader, epochs=...)",
         loader="write x=",
-        verbose="Trainer(progress=False) is silent",
-        validation_split="validation=(x, y) of samples that training does not see",
     )
     def fit(
         self,
@@ -271,6 +271,7 @@ class Trainer(TrainerEvaluation):
         *,
         validation: Any = None,
         validation_data: Any = None,
+        validation_split: float | None = None,
         batch_size: Positive | None = None,
         shuffle: bool | None = None,
         sample_weight: Any = None,
@@ -278,13 +279,16 @@ class Trainer(TrainerEvaluation):
         steps_per_epoch: Positive | None = None,
         callbacks: Sequence[Callback] = (),
         resume: str | os.PathLike[str] | None = None,
+        verbose: Literal[0, 1, 2] | bool | None = None,
     ) -> History:
         """Train for ``epochs`` more epochs and return the history.
 
         ``x`` is a loader of batches, or arrays with targets ``y`` (a dictionary by output, or a tuple, if there are
         several), which are read in shuffled batches of ``batch_size``. ``sample_weight`` and ``class_weight``, by
         label, weight the mean of the loss. ``steps_per_epoch`` is the number of batches of an epoch; the next epoch
-        continues with the next batch. ``validation`` or ``validation_data`` is a loader, or ``(x, y)``.
+        continues with the next batch. ``validation`` or ``validation_data`` is a loader, or ``(x, y)``;
+        ``validation_split`` is the share of the samples, the last ones, that are kept for it and not trained on.
+        ``verbose`` replaces the trainer's ``progress`` in this call: 0 is silent, 1 shows bars, 2 a line per epoch.
 
         ``resume`` continues an interrupted ``fit`` from a checkpoint, or from the latest one in a directory; then
         ``epochs`` includes the epochs that were completed before. The result is bitwise identical to that of an
@@ -300,6 +304,12 @@ class Trainer(TrainerEvaluation):
             raise OptionError("validation and validation_data are the same argument", hint="give one of them")
         inputs = self._inputs
         validation = validation if validation_data is None else validation_data
+        if validation_split is not None:
+            if validation is not None:
+                raise OptionError("validation_split and validation data exclude each other", hint="give one of them")
+            x, validation = split(x, y, inputs, sample_weight, validation_split)
+            y = sample_weight = None
+            batch_size = batch_size or BATCH_SIZE
         source = source_of(
             x, y, inputs, seed=self.seed, batch_size=batch_size, shuffle=shuffle, sample_weight=sample_weight
         )
@@ -313,8 +323,29 @@ class Trainer(TrainerEvaluation):
         watchers = self._callbacks = sorted([*self.callbacks, *callbacks], key=lambda w: isinstance(w, Checkpoint))
         self.first_epoch = self.epoch
         with self._interrupts.handled(), ranks.taking_part(self):
-            self._train(source, epochs, (validation, batch_size), watchers, resume)
+            progress = self.progress if verbose is None else verbose
+            self._train(source, epochs, (validation, batch_size), watchers, resume, progress)
         return self.history
+
+    @checked()
+    def find_learning_rate(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        lowest: Annotated[float, Least(0, open=True)] = 1e-7,
+        highest: Annotated[float, Least(0, open=True)] = 1.0,
+        steps: Annotated[int, Least(10)] = 100,
+        batch_size: Positive | None = None,
+    ) -> LearningRates:
+        """Try learning rates from ``lowest`` to ``highest``, one step each, on the data of ``fit``.
+
+        The result has the rates, the losses, a picture and ``suggestion``. The trainer is as before afterwards:
+        ``trainer.learning_rate = trainer.find_learning_rate(x, y).suggestion`` decides.
+        """
+        source = source_of(x, y, self._inputs, seed=self.seed, batch_size=batch_size, shuffle=None, sample_weight=None)
+        with self._interrupts.handled():
+            return search_rates(self, source, lowest, highest, steps)
 
     def _train(
         self,
@@ -323,6 +354,7 @@ class Trainer(TrainerEvaluation):
         validation: tuple[Any, int | None],
         watchers: Sequence[Callback],
         resume: str | os.PathLike[str] | None,
+        progress: int | None,
     ) -> None:
         if resume is not None:
             resume_training(self, resume)
@@ -337,7 +369,7 @@ class Trainer(TrainerEvaluation):
         if not self.engine.arrays and self.epoch >= total:  # already finished: the parameters are still needed
             self.begin(next(iter(source.evaluation_batches())))
         self.stopped = ""
-        bar = self._bar = make_progress(self.progress if self.world.rank == 0 else False)
+        bar = self._bar = make_progress(progress if self.world.rank == 0 else False)
         with ExitStack() as ending:  # in reverse order, each whether or not others fail
             for watcher in reversed(watchers):
                 if not isinstance(watcher, Checkpoint):

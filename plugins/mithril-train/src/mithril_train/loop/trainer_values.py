@@ -11,7 +11,7 @@ from mithril.compiler import CompiledModel
 from mithril.graph import InputError, OptionError
 from mithril.models import Layer
 from mithril_train.engine.engine import Engine
-from mithril_train.optim.optimizers import Optimizer
+from mithril_train.optim.optimizers import Optimizer, named_optimizer
 from mithril_train.step.step import ema_name
 from mithril_train.step.step_config import StepConfig
 
@@ -49,6 +49,8 @@ class LayerPatterns:
         """Return the optimizer, or the table of optimizers, with patterns as keys of parts and groups."""
         if isinstance(optimizer, Mapping):
             return {pattern: self.optimizer(part) for pattern, part in self.table(optimizer).items()}
+        if isinstance(optimizer, str):
+            return named_optimizer(optimizer)
         if any(isinstance(key, Layer) for key in optimizer.groups):
             optimizer = replace(optimizer, groups=self.table(optimizer.groups))
         inner = getattr(optimizer, "inner", None)

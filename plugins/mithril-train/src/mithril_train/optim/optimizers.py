@@ -341,3 +341,20 @@ class Adafactor(Optimizer):
         direction = g * rsqrt(maximum(variance, eps1 * eps1))
         limit = maximum(sqrt(mean(direction * direction)) / self.clip, 1.0)
         return self._shrunk(p, s) - (size / limit) * direction, new
+
+
+BY_NAME: dict[str, type[Optimizer]] = {
+    kind.__name__.lower(): kind for kind in (SGD, Adam, AdamW, Adagrad, RMSprop, Lion, Adafactor)
+}
+
+
+def named_optimizer(name: str) -> Optimizer:
+    """Return an optimizer with its default settings by name, in any case: ``"adam"``."""
+    if kind := BY_NAME.get(name.lower()):
+        return kind()
+    suggestions = closest(name.lower(), BY_NAME, 1)
+    raise OptionError(
+        f"there is no optimizer '{name}'",
+        facts=["known: " + ", ".join(sorted(BY_NAME))],
+        hint=f"did you mean '{suggestions[0]}'?" if suggestions else "an object such as ml.Adam(1e-3) has settings",
+    )
