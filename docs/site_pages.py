@@ -27,6 +27,7 @@ REFERENCE = {  # kind -> folder of its pages; the other kinds are one page each,
     "operation": "operations",
     "layer": "layers",
     "class": "names",
+    "name": "plugin-names",
 }
 ONE_PAGE = {"option": "options", "pass": "passes", "hook": "hooks", "error": "errors"}
 # Weights of pages in the search, by the beginning of their place: guides come before the reference, decisions last.

@@ -1,10 +1,13 @@
 """Every operation, layer, option, pass, hook, error and command has a page that is computed from its declaration."""
 
 import ast
+import importlib
 import inspect
 import keyword
 import pydoc
 import re
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -19,6 +22,20 @@ from mithril_tools.reference import KINDS, find, guides, pages
 from mithril_tools.reference.layers import EXAMPLES, NO_EXAMPLE, layer_classes
 from mithril_tools.reference.sources import source_of
 
+PLUGIN_MODULES = [
+    *(f"mithril.{name}" for name in "graph ops passes plugins system backend derivatives compiler models".split()),
+    "mithril_testing",
+]
+
+
+def public(module):
+    return importlib.import_module(module).__all__
+
+
+def own_page(name):
+    """Whether a name has a page as an operation, a layer, an error or a name of ``ml``."""
+    return any(page.kind in ("operation", "layer", "class", "error") for page in find(name))
+
 
 def names_of(kind):
     return {
@@ -30,6 +47,8 @@ def names_of(kind):
         "error": lambda: {n for n in graph.__all__ if n.endswith(("Error", "Warning"))},
         "command": lambda: {f"mithril {name}" for name in cli.COMMANDS},
         "guide": lambda: {path.stem for path in guides.folder().glob("*.md")},
+        "name": lambda: {name for module in PLUGIN_MODULES for name in public(module) if not own_page(name)},
+        "module": lambda: {*PLUGIN_MODULES},
         "class": lambda: {n for names in ml._HOME.values() for n in names if not n.endswith(("Error", "Warning"))},
     }[kind]()
 
@@ -59,6 +78,19 @@ def test_examples_of_layers_are_complete():
     assert not NO_EXAMPLE & set(EXAMPLES)
 
 
+def test_every_name_for_plugins_has_an_example():
+    missing = [page.name for page in pages("name").values() if "## Example\n\n```python\n" not in page.text()]
+    assert not missing
+
+
+def test_examples_of_names_for_plugins_run():
+    """In a process of their own, because some declare operations."""
+    code = "from mithril_tools.reference.author_names import blocks\nfor k, block in enumerate(blocks()):\n"
+    code += "    exec(compile(block, f'example {k}', 'exec'), {'__name__': 'example'})\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_example_shows_computed_numbers():
     text = find("softmax")[0].text()
     rows = re.search(r"## Example.*?```text\n(.*?)```", text, re.S)[1]
@@ -84,6 +116,12 @@ def test_source_of_a_lambda_in_a_table():
         ("ml.compile", ["class"]),
         ("mithril_passes", ["hook"]),
         ("compiling.md", ["guide"]),
+        ("BackendConformance", ["name"]),
+        ("mithril.backend.SourceBackend", ["name"]),
+        ("maximum", ["operation", "name"]),  # of arrays, and of sizes
+        ("mithril.graph", ["module"]),
+        ("fusion", ["pass"] * 4),  # a group
+        ("doctor", ["command"]),
     ],
 )
 def test_names_as_in_code(name, kinds):

@@ -28,7 +28,9 @@ class Least:
         return bool(value > self.number) if self.open else bool(value >= self.number)
 
 
+# Annotation of an option: an integer of at least 1.
 Positive = Annotated[int, Least(1)]
+# Annotation of an option: one pattern of layer names, or several.
 Layers = Annotated[str | Sequence[str], "patterns of layer names, each of which must match one"]
 
 

@@ -12,6 +12,7 @@ from mithril.backend.annotations import Positive
 from mithril.graph import Decisions, Graph, OptionError
 from mithril.plugins import Option, options
 
+# The options of ml.compile that reach Backend.build.
 BUILD_OPTIONS = (
     Option(
         "checks",

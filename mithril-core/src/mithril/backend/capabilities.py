@@ -23,6 +23,7 @@ class Form(StrEnum):
     WRITTEN_OUT = "written-out"  # a composite decomposed
 
 
+# The forms of operations that are always faster on a backend, best first.
 Prefers = Mapping[Op, tuple[Form, ...]]
 
 

@@ -61,6 +61,7 @@ class MemoryPlan:
         return self.buffer_of[value].offset
 
 
+# A function that gives each buffer its offset in the arena.
 Strategy = Callable[[list[Buffer]], None]
 
 

@@ -19,6 +19,7 @@ from mithril.backend.codegen.source import Source, from_template, require_templa
 from mithril.backend.plugin_lowering import PluginLowering, plugin_lowerings
 from mithril.graph import GradientError, Graph, Node, UnsupportedError, iterate
 
+# The function of generated source: forward(params, inputs) returns the outputs by name.
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 
 

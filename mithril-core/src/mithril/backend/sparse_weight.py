@@ -10,6 +10,7 @@ import numpy as np
 from mithril.backend.arrays import Array, EncodedWeight
 from mithril.graph import Op, OptionError
 
+# How a matrix is stored: compressed rows of elements or of blocks, two of each four, or the smallest of these.
 SparseFormat = Literal["auto", "csr", "block1x16", "2:4"]
 WIDTHS = {"csr": 1, "block1x16": 16}  # of blocks; 16 floats are a line of the cache, and the lanes of AVX-512
 MAX_SHARE = 0.5  # of the bytes of a dense matrix: more stored elements take longer than a dense product

@@ -15,7 +15,9 @@ from mithril.backend import EncodedWeight, to_numpy
 from mithril.graph import Input, ModelError, ShapeError, TensorType, equal, float32, is_static, unknown
 from mithril.ops import Draws
 
+# A NumPy array.
 Array = np.ndarray[Any, Any]
+# The part of a parameter that a device holds.
 Index = tuple[slice, ...]
 SLICE = 1 << 20  # elements of a parameter that ``norms`` of a region draws at once
 Initializer = Callable[..., Array]

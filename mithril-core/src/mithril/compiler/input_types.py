@@ -141,6 +141,7 @@ def check_known_part(
             raise  # otherwise the first call decides on the dtype
 
 
+# The input that is True in programs for training.
 TRAINING_FLAG = "is_training"
 
 

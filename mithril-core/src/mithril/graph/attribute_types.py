@@ -14,12 +14,17 @@ from mithril.graph.errors import OperationError, ParseError, ShapeError, quoted
 from mithril.graph.limits import parsed_expression
 
 if TYPE_CHECKING:
+    # Annotation of an attribute: an axis of the first operand; negative ones begin at the end.
     Axis = int
 else:  # a distinct type, so that evaluated annotations differ from plain int
     Axis = NewType("Axis", int)
+# Annotation of an attribute: several axes of the first operand; None is all of them.
 Axes = tuple[int, ...] | int | None
+# Annotation of an attribute: integers.
 Ints = tuple[int, ...]
+# Annotation of an attribute: a pair of sizes for each axis, such as the widths of a padding.
 Pairs = tuple[tuple[Size, Size], ...]
+# Annotation of an attribute: a Python number, which promotes no array.
 number = bool | int | float
 
 __all__ = [

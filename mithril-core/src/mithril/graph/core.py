@@ -22,6 +22,7 @@ from mithril.graph.guards import Guard, assume, collect_guards
 from mithril.graph.operator_overloads import Operators
 from mithril.graph.registry import operation
 
+# The attributes of a node by name, normalized by their annotations.
 Attributes = Mapping[str, Any]
 ROLES = ("input", "param", "state", "constant", "cotangent")
 
@@ -239,6 +240,7 @@ NO_TAGS: Attributes = {}
 BOUNDED = "bounded"  # of a loop whose calls raise if ``max_trips`` stops it; the value names the layer that set the tag
 REACHED = "reached"  # of a condition that is false after a loop that became a scan; the value is "6 While"
 PLACES = "places"  # of integers that index a buffer; the value is the buffer's size and owner, "8 MultiHeadAttention"
+# All tags of run-time checks.
 CHECKS = frozenset({BOUNDED, REACHED, PLACES})
 
 

@@ -87,6 +87,8 @@ def _level() -> int:
     return level
 
 
+# The stages of passes, in the order in which they run.
 STAGES = ("clean", "canonical", "fuse", "specialize", "precision", "layout", "memory", "final")
+# Values of optimization_level, lowest first.
 LEVELS = ("none", "low", "medium", "high")
 PASS_LEVELS = LEVELS[1:]  # the lowest level that includes a pass

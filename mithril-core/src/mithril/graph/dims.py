@@ -16,8 +16,10 @@ from mithril.graph.dtypes import ALL as ALL_DTYPES, DType
 from mithril.graph.errors import ParseError, ShapeError
 from mithril.graph.limits import check_limit, parsed_expression
 
+# A size: an integer, or a symbolic size that is known at run time.
 Size = Union[int, "Dim"]
 RESERVED = {d.short for d in ALL_DTYPES} | {"True", "False", "None", "inf", "nan", "max", "min", "none"}
+# A shape: a tuple of integers and symbolic sizes.
 Shape = tuple[Size, ...]
 
 
@@ -285,10 +287,12 @@ def mod(a: Size, b: Size) -> Size:
 
 
 def maximum(a: Size, b: Size) -> Size:
+    """Return the larger size, which is symbolic if that depends on the symbols."""
     return _extreme("max", a, b)
 
 
 def minimum(a: Size, b: Size) -> Size:
+    """Return the smaller size, which is symbolic if that depends on the symbols."""
     return _extreme("min", a, b)
 
 
@@ -307,6 +311,7 @@ def _extreme(function: str, a: Size, b: Size) -> Size:
 
 
 def product(sizes: Iterable[Size]) -> Size:
+    """Return the product of sizes, which is symbolic if one of them is."""
     out: Size = 1
     for size in sizes:
         out = out * size
@@ -314,6 +319,7 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def is_static(shape: Iterable[Size]) -> bool:
+    """Whether all sizes are integers."""
     return all(type(d) is int for d in shape)
 
 

@@ -84,6 +84,7 @@ bfloat16 = DType("bfloat16", "bf16", "float", 16)
 float32 = DType("float32", "f32", "float", 32)
 float64 = DType("float64", "f64", "float", 64)
 
+# All dtypes, by family and width.
 ALL = (
     bool_,
     *(int8, int16, int32, int64, uint8, uint16, uint32, uint64),

@@ -14,6 +14,7 @@ from mithril.graph.dtypes import dtype as as_dtype
 from mithril.graph.errors import InputError
 from mithril.graph.guards import bind
 
+# NumPy arrays by name.
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 

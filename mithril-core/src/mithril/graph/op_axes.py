@@ -14,6 +14,7 @@ from typing import Any
 from mithril.graph.axes_notation import REDUCING
 from mithril.graph.dims import Shape, Size, product
 
+# The factors of an axis by name; its size is their product.
 Factors = tuple[str, ...]
 
 

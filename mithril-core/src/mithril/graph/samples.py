@@ -45,10 +45,12 @@ def ints(shape: Shape, low: int = 0, high: int = 4, dtype: str = "int32") -> Arr
 
 
 def bools(shape: Shape) -> Arr:
+    """Return the description of an array of truth values, for samples."""
     return Arr(shape, "bool", 0, 1)
 
 
 def positive(shape: Shape, low: float = 0.1, high: float = 4.0) -> Arr:
+    """Return the description of an array of positive numbers, for samples of operations such as log."""
     return Arr(shape, "float32", low, high)
 
 

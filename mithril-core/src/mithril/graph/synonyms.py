@@ -86,6 +86,7 @@ OPERATIONS = {
     "diag": "diagonal diag_part",
     "one_hot": "onehot to_categorical",
 }
+# Names of layers in other frameworks, separated by spaces, by the name here.
 LAYERS = {
     "Linear": "Dense Affine",
     "Model": "Module Functional",

@@ -51,6 +51,7 @@ def _erf(x: Array) -> Array:
 # Giles' approximation of the inverse error function for single precision: central and tail polynomial.
 CENTRAL = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 2.1858087e-04, -1.25372503e-03,
             -4.17768164e-03, 2.46640727e-01, 1.50140941e00)  # fmt: skip
+# Coefficients of the polynomial for the tail of erfinv, highest power first.
 TAIL = (-2.00214257e-04, 1.00950558e-04, 1.34934322e-03, -3.67342844e-03, 5.73950773e-03, -7.6224613e-03,
          9.43887047e-03, 1.00167406e00, 2.83297682e00)  # fmt: skip
 

@@ -13,6 +13,7 @@ _ITEM = re.compile(r"\s*([\w.\-]+)\s*(?:\{([^{}]*)\})?\s*(?:,|$)")
 
 
 def pipeline_text(passes: Iterable[Pass]) -> str:
+    """Return passes as text, from which ``parse_pipeline`` reads them."""
     return ", ".join(map(pass_text, passes))
 
 

@@ -31,8 +31,10 @@ GROUP = "mithril"
 API_VERSION = 1
 OLDEST_API = 1  # the oldest version whose plugins still run
 CORE = "core"  # name of the built-in plugin
+# The names of all hooks.
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("mithril_"))
 SLOW = 5.0  # seconds of import time after which a plugin is reported
+# The hooks that a plugin may wrap with @hookimpl(wrapper=True).
 WRAPPABLE = ("mithril_run_pass", "mithril_build")
 
 

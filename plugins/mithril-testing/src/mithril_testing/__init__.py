@@ -21,6 +21,7 @@ from mithril_testing.plugins import ProfilerConformance, TargetConformance
 from mithril_testing.sample_arrays import arrays_for, make_array
 from mithril_testing.transforms import PassConformance, RuleConformance
 
+# The version of the kit; it rises when the kit gets stricter.
 KIT_VERSION = 1
 
 __all__ = [

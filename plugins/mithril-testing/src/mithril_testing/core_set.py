@@ -7,6 +7,7 @@ pooling, sorting, gradients of embeddings, and layers of a single operation that
 
 from __future__ import annotations
 
+# The primitives that a new backend lowers first: with them and host, every layer runs.
 CORE_SET = frozenset(
     (
         *("abs", "add", "div", "exp", "log", "maximum", "minimum", "mul", "neg", "sqrt", "sub"),

@@ -36,6 +36,7 @@ UNARY = operation_names(
     *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
     *("floor", "ceil", "round", "logical_not", "bitwise_not"),
 )
+# The element-wise operations with boolean results.
 PREDICATES = operation_names("isnan", "isinf", "isfinite")
 NUMPY_NAMES: Registry[str] = Registry(
     "NumPy's names",
@@ -96,12 +97,14 @@ def integer_cast(call: Call, plain: str) -> str:
 
 
 def dtype_of(node: Node, k: int = 0) -> Any:
+    """Return the dtype of an operand of a node."""
     operand = node.operands[k]
     assert operand is not None
     return operand.dtype
 
 
 def is_integer(node: Node) -> bool:
+    """Whether the first operand of a node has an integer dtype; a condition of rows."""
     return bool(dtype_of(node).is_integer)
 
 

@@ -179,6 +179,11 @@ def class_text(name: str) -> str:
         return f"{head}\n\n{sections([('Options', table(columns, options))])}"
     if not inspect.isclass(value):
         return head
+    return f"{head}\n\n{sections([('Members', members_table(value))])}".rstrip()
+
+
+def members_table(value: type) -> str:
+    """Return the public methods and properties of a class as a table; empty if there are none."""
     rows = []
     for member, kind, definer, _ in inspect.classify_class_attrs(value):
         if member.startswith("_") or definer.__module__.partition(".")[0] in ("builtins", "enum"):
@@ -189,4 +194,4 @@ def class_text(name: str) -> str:
             rows.append((f"`{member}{signature_text(getattr(value, member))}`", summary))
         elif kind == "property":
             rows.append((f"`{member}`", summary))
-    return f"{head}\n\n{sections([('Members', table(('name', 'meaning'), rows) if rows else '')])}".rstrip()
+    return table(("name", "meaning"), rows) if rows else ""

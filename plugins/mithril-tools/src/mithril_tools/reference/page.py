@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -107,11 +108,10 @@ def signature_text(value: Any) -> str:
         if name not in ("self", "cls")
     ]
     result = signature.return_annotation
-    return str(
-        signature.replace(
-            parameters=plain, return_annotation=_Annotation(result) if isinstance(result, str) else result
-        )
+    shown = signature.replace(
+        parameters=plain, return_annotation=_Annotation(result) if isinstance(result, str) else result
     )
+    return re.sub(r"<(?:[\w.]+\.)?(\w+) object at 0x\w+>", r"\1(...)", str(shown))
 
 
 def call_block(name: str, value: Any) -> str:

@@ -13,6 +13,7 @@ from mithril.backend.codegen.shared import (
 )
 from mithril.backend.codegen.shared.dialect import Dialect, xp
 
+# Helpers that all backends of generated Python share: name of the operation, module of the function.
 HELPERS = {
     name: function
     for module in (integers, reductions, factors, indexing, pooling, random_words, complex_numbers)

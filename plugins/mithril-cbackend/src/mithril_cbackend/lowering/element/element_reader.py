@@ -18,6 +18,7 @@ from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.storage_dtypes import computed, load, rounded
 
+# Positions of an element, one expression for each axis.
 Index = tuple[Any, ...]
 Rule = Callable[["Reader", Node, Index], t.Expr]
 RULES: Registry[Rule] = Registry("reading elements in C")
@@ -216,6 +217,7 @@ def _iota(reader: Reader, node: Node, index: Index) -> t.Expr:
 
 # -- data movement ------------------------------------------------------------------------------------------------
 def operand(node: Node, k: int = 0) -> Value:
+    """Return an operand of a node, which is present."""
     value = node.operands[k]
     assert value is not None
     return value
