@@ -19,7 +19,7 @@ from notebooks import markdown_of, stored
 DOCS = Path(__file__).parent
 PROJECT = DOCS.parent
 
-GUIDES = ("recipes", "compiling", "optimizing", "training", "data", "derivatives", "deploying", "models")
+GUIDES = ("recipes", "migrating", "compiling", "optimizing", "training", "data", "derivatives", "deploying", "models")
 GUIDES += ("mathematics", "looking", "trust", "mlx-utilities")
 PLACED = {*GUIDES, "start", "writing-plugins", "plugins", "operations", "architecture", "benchmarks"}
 PLACED |= {"semantics", "errors", "options", "cli"}  # every other page of the folder is a guide

@@ -52,7 +52,8 @@ compare backends: (trust|looking|optimizing)
 memory report: (looking|compiling|optimizing|training)
 distributed training: (training|many-devices)
 hugging face: pretrained
-keras: (importing|distributions/mithril-keras)
+keras: (migrating|importing|distributions/mithril-keras)
+coming from pytorch: migrating
 lora: (pretrained|training|reference/names/LoRA)
 own operation: derivatives
 trainer: (training|reference/names/Trainer|start)

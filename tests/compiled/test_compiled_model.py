@@ -25,6 +25,7 @@ from mithril.models import (
     MSELoss,
     MultiHeadAttention,
     Relu,
+    Sequential,
 )
 
 
@@ -542,3 +543,9 @@ def test_parameters_are_counted_by_pattern():
         open_sizes.count_params()
     open_sizes.randomize_params(0, {"input": np.ones((2, 8), np.float32)})
     assert open_sizes.count_params() == compiled.count_params()
+
+
+def test_every_layer_has_a_summary():
+    text = Sequential(Linear(16), Linear(3)).summary(shapes={"input": [2, 8]})
+    assert "195 parameters" in text
+    assert Linear(3).summary(shapes={"input": [2, 8]}).count("27") >= 1

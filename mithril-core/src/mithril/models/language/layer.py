@@ -315,6 +315,19 @@ class Layer(metaclass=LayerMeta):
         step.attach_to_model()
         return outputs[0] if len(outputs) == 1 else Connections(outputs)
 
+    @checked()
+    def summary(
+        self,
+        shapes: Mapping[str, Any] | None = None,
+        *,
+        types: Mapping[str, Any] | None = None,
+        width: int | None = None,
+    ) -> str:
+        """Return a table of the layers; with ``shapes`` of the inputs also results, parameters, flops and memory."""
+        from mithril.models.language.model_summary import summarize
+
+        return summarize(self, shapes, types, width)
+
     def _repr_html_(self) -> str:
         return notebook.heading(repr(self).strip("<>")) + _tree(list(self.walk()))
 

@@ -415,19 +415,6 @@ class Model(Layer):
         return results[0] if len(results) == 1 else results
 
     # -- display -----------------------------------------------------------------------------------------------------
-    @checked()
-    def summary(
-        self,
-        shapes: Mapping[str, Any] | None = None,
-        *,
-        types: Mapping[str, Any] | None = None,
-        width: int | None = None,
-    ) -> str:
-        """Return a table of the layers; with ``shapes`` of the inputs also results, parameters, flops and memory."""
-        from mithril.models.language.model_summary import summarize
-
-        return summarize(self, shapes, types, width)
-
     def __repr__(self) -> str:
         name = f" '{self.name}'" if self.name else ""
         return visible(
