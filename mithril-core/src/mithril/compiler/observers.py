@@ -13,7 +13,7 @@ from mithril import plugins
 from mithril.compiler.deadline import Deadline
 from mithril.compiler.program import Program
 from mithril.compiler.watching import Watcher
-from mithril.graph import Graph, MithrilError
+from mithril.graph import Graph, MithrilError, log
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext, Plugin
@@ -53,15 +53,21 @@ class Observers(Progress):
         super().__init__(deadline)
         self.context = context
         self.watching_now: list[tuple[Plugin, Observer]] = plugins.observers(context)
-        self._mark = time.perf_counter()
+        self._mark = self._begun = time.perf_counter()
 
     @property
     def watchers(self) -> tuple[Watcher, ...]:
         """Watchers of the model's calls, from the observers of its compilation."""
         return tuple(o.watcher for _, o in self.watching_now if hasattr(o, "watcher"))
 
+    @property
+    def _name(self) -> str:
+        model = self.context.model
+        return getattr(model, "name", None) or type(model).__name__
+
     def begin(self) -> None:
         """Report that the compilation starts."""
+        self._begun = time.perf_counter()
         plugins.compile_begin(self.context)
 
     def restart(self) -> None:
@@ -77,13 +83,19 @@ class Observers(Progress):
 
     def passed(self, name: str, before: Graph, after: Graph, start: float, seconds: float) -> None:
         self._notify("passed", name, before, after, start, seconds)
+        if after is not before:
+            log("debug", f"pass {name}: {len(before.nodes)} to {len(after.nodes)} operations in {1e3 * seconds:.2f} ms")
 
     def built(self, program: Program) -> None:
         """Give a new program to the observers that have a method ``built``."""
+        log("info", f"built {program!r} of '{self._name}' for {self.context.backend.name}")
         self._notify("built", program, among=[o for o in self.watching_now if hasattr(o[1], "built")])
 
     def end(self, result: Any, error: BaseException | None) -> None:
         """Report the compiled model, or the exception that the compilation raises."""
+        outcome = "compiled" if error is None else f"{type(error).__name__} in the compilation of"
+        seconds = time.perf_counter() - self._begun
+        log("info", f"{outcome} '{self._name}' for {self.context.backend.name} in {1e3 * seconds:.1f} ms")
         self._notify("end", result, error)
         plugins.compile_end(self.context, result, error)
 

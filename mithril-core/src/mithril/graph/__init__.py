@@ -64,6 +64,7 @@ HOMES = {
         *("allowed_memory", "check_limit", "check_memory", "limit", "parsed_json"),
         "reader_limits",
     ),
+    "logs": ("log",),
     "node_axes": ("axes_of", "call_axes", "flops", "operand_types"),
     "op_axes": ("Factors", "OpAxes", "Role", "unknown_axes"),
     "operator_overloads": ("Operators",),

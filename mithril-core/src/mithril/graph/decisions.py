@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mithril.graph.errors import OptionWarning, StrictError, visible
+from mithril.graph.logs import log
 
 # Kinds that strict=True turns into errors: the behavior deviates from the user's request or expectation.
 STRICT_KINDS = frozenset({"fallback", "ignored", "downgrade"})
@@ -58,6 +59,8 @@ class Decisions:
             )
         if (kind == "ignored" if warn is None else warn) and decision not in self._entries:
             warnings.warn(visible(f"{message}{f' ({where})' if str(where) else ''}"), warning, _level())
+        if decision not in self._entries:
+            log("info" if kind in STRICT_KINDS else "debug", decision)
         self._entries[decision] = None
 
     def of(self, kind: str) -> list[Decision]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.graph import UnsupportedError, is_static, product
+from mithril.graph import Op, UnsupportedError, is_static, product
 from mithril_torch.importing.indexing import like_index
 from mithril_torch.importing.reductions import in_order
 from mithril_torch.importing.table import as_value, axis_of, cast, is_tensor, line, reshape, row
@@ -216,7 +216,7 @@ def cummin(x: Any, dim: int) -> Any:
     return _running(ops.cummin, x, dim)
 
 
-def _running(op: Any, x: Any, dim: int) -> Any:
+def _running(op: Op, x: Any, dim: int) -> Any:
     """Return the running extreme elements and the last of their positions."""
     if not len(x.shape):
         return x, np.zeros((), np.int64)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from mithril.backend import Least, Positive, checked, mismatch
 from mithril.compiler import CompiledModel, Transformed
-from mithril.graph import InputError, OptionError
+from mithril.graph import InputError, OptionError, log
 from mithril.models import Layer
 from mithril.system import notebook
 from mithril_parallel.processes import TIMEOUT, World
@@ -25,7 +25,7 @@ from mithril_train.loop import checkpointing, ranks
 from mithril_train.loop.callbacks import Callback, Training
 from mithril_train.loop.checkpoint_callback import Checkpoint, resume as resume_training
 from mithril_train.loop.fit_data import BATCH_SIZE, ClassWeight, source_of, split, validation_source
-from mithril_train.loop.history import History, Totals
+from mithril_train.loop.history import History, Totals, line
 from mithril_train.loop.interrupts import Interrupts
 from mithril_train.loop.learning_rates import LearningRates, search_rates
 from mithril_train.loop.progress import Progress, make_progress
@@ -443,6 +443,7 @@ class Trainer(TrainerEvaluation):
             self.history.rows.append(row)
             self._unnotified = list(watchers)
         bar.row(self.epoch, epochs, row)
+        log("info", f"epoch {self.epoch}/{epochs}: {line(row)}")
         self._notify_of_epoch()
 
     def _notify_of_epoch(self) -> None:
@@ -496,6 +497,7 @@ class Trainer(TrainerEvaluation):
     def tell(self, message: str) -> None:
         """Show a message between the rows of the epochs, unless progress is off."""
         self._bar.message(message)
+        log("info", message)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
     @checked()
