@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +20,7 @@ from mithril_train.engine.adapters import Loader
 from mithril_train.engine.nonfinite import NotFiniteError
 from mithril_train.learning_curves import curves
 
-if TYPE_CHECKING:
-    from mithril_train.loop.trainer import Trainer
+Trainer = Any  # ``loop.trainer.Trainer``, which imports this module
 
 SMOOTHING = 0.8  # weight of the losses before: single batches are noisy
 DIVERGED = 4.0  # a loss above this multiple of the best one ends the search; larger rates are worse
