@@ -124,6 +124,130 @@ def cos(x: Complex) -> Complex:
     return Complex(ops.cos(x.re) * ops.cosh(x.im), ops.neg(ops.sin(x.re) * ops.sinh(x.im)))
 
 
+def sinh(x: Complex) -> Complex:
+    return Complex(ops.sinh(x.re) * ops.cos(x.im), ops.cosh(x.re) * ops.sin(x.im))
+
+
+def cosh(x: Complex) -> Complex:
+    return Complex(ops.cosh(x.re) * ops.cos(x.im), ops.sinh(x.re) * ops.sin(x.im))
+
+
+def tanh(x: Complex) -> Complex:
+    """Return the tangent of a double argument, which does not overflow where the real part is limited to 40."""
+    re = ops.minimum(ops.maximum(x.re * 2.0, -80.0), 80.0)
+    size = ops.cosh(re) + ops.cos(x.im * 2.0)
+    return Complex(ops.sinh(re) / size, ops.sin(x.im * 2.0) / size)
+
+
+def rotated(function: Callable[[Complex], Complex], x: Complex) -> Complex:
+    """Return -i times a function of i x, which exchanges hyperbolic and circular functions."""
+    y = function(Complex(ops.neg(x.im), x.re))
+    return Complex(y.im, ops.neg(y.re))
+
+
+def tan(x: Complex) -> Complex:
+    return rotated(tanh, x)
+
+
+def asin(x: Complex) -> Complex:
+    """Return the inverse sine by Kahan's formulas, as the other inverse functions."""
+    a, b = sqrt(Complex(1.0 - x.re, ops.neg(x.im))), sqrt(x.plus(1.0))
+    return Complex(ops.atan2(x.re, multiply(a, b).re), ops.asinh(multiply(conj(a), b).im))
+
+
+def acos(x: Complex) -> Complex:
+    a, b = sqrt(Complex(1.0 - x.re, ops.neg(x.im))), sqrt(x.plus(1.0))
+    return Complex(ops.mul(ops.atan2(a.re, b.re), 2.0), ops.asinh(multiply(conj(b), a).im))
+
+
+def acosh(x: Complex) -> Complex:
+    a, b = sqrt(x.plus(-1.0)), sqrt(x.plus(1.0))
+    return Complex(ops.asinh(multiply(conj(a), b).re), ops.mul(ops.atan2(a.im, b.re), 2.0))
+
+
+def asinh(x: Complex) -> Complex:
+    return rotated(asin, x)
+
+
+def atanh(x: Complex) -> Complex:
+    upper, lower = log(x.plus(1.0)), log(Complex(1.0 - x.re, ops.neg(x.im)))
+    return Complex((upper.re - lower.re) * 0.5, (upper.im - lower.im) * 0.5)
+
+
+def atan(x: Complex) -> Complex:
+    return rotated(atanh, x)
+
+
+def reciprocal(x: Complex) -> Complex:
+    size = x.re * x.re + x.im * x.im
+    return Complex(x.re / size, ops.neg(x.im) / size)
+
+
+def sigmoid(x: Complex) -> Complex:
+    return reciprocal(exp(Complex(ops.neg(x.re), ops.neg(x.im))).plus(1.0))
+
+
+def expm1(x: Complex) -> Complex:
+    """Return exp(x) - 1, accurate where it is small."""
+    half = ops.sin(x.im * 0.5)
+    re = ops.expm1(x.re) * ops.cos(x.im) - half * half * 2.0
+    return Complex(re, ops.exp(x.re) * ops.sin(x.im))
+
+
+def log1p(x: Complex) -> Complex:
+    return log(x.plus(1.0))
+
+
+def raised(x: Any, y: Any) -> Complex:
+    """Return x to the power y."""
+    base, exponent = Complex.of(x), Complex.of(y)
+    result = exp(multiply(log(base), exponent))
+    is_zero = ops.logical_and(ops.equal(base.re, 0.0), ops.equal(base.im, 0.0))
+    one = ops.where(ops.equal(exponent.re, 0.0), 1.0, 0.0)
+    return Complex(ops.where(is_zero, one, result.re), ops.where(is_zero, 0.0, result.im))
+
+
+def _selected(precedes: Callable[[Any, Any], Any], x: Any, y: Any) -> Complex:
+    a, b = Complex.of(x), Complex.of(y)
+    decided = ops.where(ops.equal(a.re, b.re), precedes(a.im, b.im), precedes(a.re, b.re))
+    return Complex(ops.where(decided, a.re, b.re), ops.where(decided, a.im, b.im))
+
+
+def maximum(x: Any, y: Any) -> Complex:
+    """Return the larger number by the real part, then the imaginary part."""
+    return _selected(ops.greater, x, y)
+
+
+def minimum(x: Any, y: Any) -> Complex:
+    return _selected(ops.less, x, y)
+
+
+FUNCTIONS: dict[str, Callable[[Complex], Any]] = {
+    "abs": modulus,
+    "angle": angle,
+    "exp": exp,
+    "expm1": expm1,
+    "log": log,
+    "log1p": log1p,
+    "sqrt": sqrt,
+    "sin": sin,
+    "cos": cos,
+    "tan": tan,
+    "asin": asin,
+    "acos": acos,
+    "atan": atan,
+    "sinh": sinh,
+    "cosh": cosh,
+    "tanh": tanh,
+    "asinh": asinh,
+    "acosh": acosh,
+    "atanh": atanh,
+    "sigmoid": sigmoid,
+    "reciprocal": reciprocal,
+    "rsqrt": lambda x: reciprocal(sqrt(x)),
+}
+
+
 def power(x: Complex, exponent: int) -> Complex:
     """Return a power with a positive exponent."""
     result = x

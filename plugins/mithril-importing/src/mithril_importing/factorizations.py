@@ -28,6 +28,21 @@ def swapped(x: Any) -> Any:
     return ops.transpose(x, perm=(*range(rank - 2), rank - 1, rank - 2))
 
 
+def eigh(x: Any) -> Any:
+    """Return eigenvalues and eigenvectors, also of matrices without rows."""
+    return ops.eigh(x) if sizes_of_matrix(x)[0] else (ops.sum(x, axis=(-1,)), x)
+
+
+def svd(x: Any) -> Any:
+    """Return the reduced factors, also of matrices without elements."""
+    n, m = sizes_of_matrix(x)
+    if n and m:
+        return ops.svd(x)
+    kind, lead = str(x.dtype), tuple(x.shape[:-2])
+    sizes = ((*lead, n, 0), (*lead, 0), (*lead, 0, m))
+    return tuple(ops.full(shape=size, value=0.0, dtype=kind) for size in sizes)
+
+
 def _picked(x: Any, mask: Any, axis: int) -> Any:
     return ops.sum(ops.where(mask, x, 0.0), axis=(axis,), keepdims=True)
 

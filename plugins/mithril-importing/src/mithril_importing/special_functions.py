@@ -52,6 +52,25 @@ def polynomial(x: Any, coefficients: Sequence[float]) -> Any:
     return result
 
 
+# -- bits of floats -----------------------------------------------------------------------------------------------
+def width_of(x: Any) -> int:
+    """Return the bytes of an element."""
+    return 2 if str(x.dtype) == "bfloat16" else int(np.dtype(str(x.dtype)).itemsize)
+
+
+def nextafter(x: Any, y: Any) -> Any:
+    """Return the next number in the direction of y: floats of one sign are ordered as their bits."""
+    bits = f"int{8 * width_of(x)}"
+    grows = ops.equal(ops.greater(y, x), ops.greater(x, 0.0))
+    step = ops.cast(ops.where(grows, 1, -1), dtype=bits)
+    neighbor = ops.bitcast(ops.add(ops.bitcast(x, dtype=bits), step), dtype=str(x.dtype))
+    smallest = ops.bitcast(np.ones((), bits), dtype=str(x.dtype))
+    neighbor = ops.where(ops.equal(x, 0.0), ops.where(ops.greater(y, 0.0), smallest, ops.neg(smallest)), neighbor)
+    neighbor = ops.where(ops.equal(x, y), y, neighbor)
+    neighbor = ops.where(ops.logical_or(ops.isnan(x), ops.isnan(y)), float("nan"), neighbor)
+    return ops.add(neighbor, ops.where(ops.isfinite(x), ops.sub(x, ops.stop_gradient(x)), 0.0))
+
+
 # -- the gamma function -------------------------------------------------------------------------------------------
 def lgamma(x: Any) -> Any:
     """Return the logarithm of the size of the gamma function, by Stirling's series and reflection."""
@@ -227,6 +246,45 @@ def igamma(a: Any, x: Any, upper: bool = False) -> Any:
     return value + ops.where(in_range, ops.sub(x, x0), 0.0) * (ops.neg(density) if upper else density)
 
 
+def betainc(a: Any, b: Any, x: Any) -> Any:
+    """Return the regularized incomplete beta function, by its continued fraction; its derivative is that by x."""
+    a, b, x0 = (ops.stop_gradient(t) for t in (a, b, x))
+    is_valid = ops.logical_and(ops.greater(a, 0.0), ops.greater(b, 0.0))
+    in_range = ops.logical_and(is_valid, ops.logical_and(ops.greater(x0, 0.0), ops.less(x0, 1.0)))
+    a, b, z = ops.where(in_range, a, 1.0), ops.where(in_range, b, 1.0), ops.where(in_range, x0, 0.5)
+    scale = ops.exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * ops.log(z) + b * ops.log1p(-z))
+    mirrored = ops.greater(z, (a + 1.0) / (a + b + 2.0))  # where the fraction converges slowly
+    p, q = ops.where(mirrored, b, a), ops.where(mirrored, a, b)
+    part = scale / p * _beta_fraction(p, q, ops.where(mirrored, 1.0 - z, z))
+    value = ops.where(mirrored, 1.0 - part, part)
+    at_end = ops.logical_and(is_valid, ops.logical_or(ops.equal(x0, 0.0), ops.equal(x0, 1.0)))
+    limit = ops.where(at_end, x0, float("nan"))
+    density = ops.where(in_range, scale / (z * (1.0 - z)), 0.0)
+    return ops.where(in_range, value, limit) + ops.where(in_range, ops.sub(x, x0), 0.0) * density
+
+
+def _not_zero(x: Any) -> Any:
+    return ops.where(ops.less(ops.abs(x), 1e-30), 1e-30, x)
+
+
+def _beta_fraction(p: Any, q: Any, z: Any) -> Any:
+    """Return the continued fraction by the method of Lentz, two terms in a step."""
+
+    def step(state: Any, _: Any) -> Any:
+        c, d, h, m = state
+        even = m * (q - m) * z / ((p - 1.0 + 2.0 * m) * (p + 2.0 * m))
+        odd = ops.neg(p + m) * (p + q + m) * z / ((p + 2.0 * m) * (p + 1.0 + 2.0 * m))
+        for term in (even, odd):
+            d = ops.reciprocal(_not_zero(term * d + 1.0))
+            c = _not_zero(term / c + 1.0)
+            h = h * d * c
+        return (c, d, h, m + 1.0), None
+
+    ones = p * 0.0 + 1.0
+    d = ops.reciprocal(_not_zero(1.0 - (p + q) * z / (p + 1.0)))
+    return ops.scan(step, (ones, d, d, ones), None, length=TERMS // 2)[0][2]
+
+
 def _series(a: Any, x: Any) -> Any:
     def step(state: Any, _: Any) -> Any:
         term, total, n = state
@@ -240,20 +298,17 @@ def _series(a: Any, x: Any) -> Any:
 
 def _fraction(a: Any, x: Any) -> Any:
     """Return the continued fraction of the upper function, by the method of Lentz."""
-    tiny = 1e-30
     b = x + 1.0 - a
 
     def step(state: Any, _: Any) -> Any:
         c, d, h, b, i = state
         an = ops.neg(i) * (i - a)
         b = b + 2.0
-        d = an * d + b
-        d = ops.reciprocal(ops.where(ops.less(ops.abs(d), tiny), tiny, d))
-        c = b + an / c
-        c = ops.where(ops.less(ops.abs(c), tiny), tiny, c)
+        d = ops.reciprocal(_not_zero(an * d + b))
+        c = _not_zero(b + an / c)
         return (c, d, h * d * c, b, i + 1.0), None
 
-    d = ops.reciprocal(ops.where(ops.less(ops.abs(b), tiny), tiny, b))
+    d = ops.reciprocal(_not_zero(b))
     ones = a * 0.0 + 1.0
-    (_, _, h, _, _), _ = ops.scan(step, (ones / tiny, d, d, b, ones), None, length=TERMS)
+    (_, _, h, _, _), _ = ops.scan(step, (ones * 1e30, d, d, b, ones), None, length=TERMS)
     return h

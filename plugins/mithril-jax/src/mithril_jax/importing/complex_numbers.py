@@ -10,30 +10,15 @@ import numpy as np
 
 from mithril import ops
 from mithril.graph import UnsupportedError
-from mithril_importing.complex_numbers import (
-    Complex,
-    bilinear,
-    conj,
-    cos,
-    divide,
-    equal,
-    exp,
-    log,
-    modulus,
-    over,
-    part_of,
-    power,
-    sign,
-    sin,
-    sqrt,
-)
+from mithril_importing import complex_numbers as pairs
+from mithril_importing.complex_numbers import Complex, over, part_of
 from mithril_jax.importing.table import ROWS, broadcast, cast
 
 # Primitives that move elements, or are linear over the reals: the same for both parts.
 BOTH_PARTS = frozenset(
     {"broadcast_in_dim", "concatenate", "copy", "cumsum", "dynamic_slice", "dynamic_update_slice", "expand_dims"}
     | {"gather", "neg", "pad", "reduce_sum", "reshape", "rev", "select_n", "slice", "split", "squeeze", "transpose"}
-    | {"add", "add_any", "sub", "copy_p", "stop_gradient"}
+    | {"add", "add_any", "sub", "copy_p", "device_put", "stop_gradient"}
 )
 
 
@@ -92,12 +77,11 @@ def _integer_pow(x: Complex, y: int, **_: Any) -> Complex:
             facts=["accepted: powers from 1"],
             hint="divide by a positive power, 1 / z**n, or use ones for the power 0",
         )
-    return power(x, y)
+    return pairs.power(x, y)
 
 
 def _complex(re: Any, im: Any, **_: Any) -> Complex:
-    """Return a tensor of two parts, one of which may be a number."""
-    shape = re.shape if len(re.shape) else im.shape
+    shape = re.shape if re.shape == im.shape else np.broadcast_shapes(tuple(re.shape), tuple(im.shape))
     return Complex(broadcast(re, shape), broadcast(im, shape))
 
 
@@ -110,24 +94,33 @@ def _convert(x: Any, new_dtype: Any, **_: Any) -> Any:
     return cast(x.re, new_dtype)
 
 
+def _dot(a: Any, b: Any, *, preferred_element_type: Any = None, **parameters: Any) -> Complex:
+    return pairs.bilinear(lambda x, y: ROWS["dot_general"](x, y, **parameters), a, b)
+
+
+def _conv(x: Any, w: Any, *, preferred_element_type: Any = None, **parameters: Any) -> Complex:
+    return pairs.bilinear(lambda a, b: ROWS["conv_general_dilated"](a, b, **parameters), x, w)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: lambda x, function=function, **_: function(x) for name, function in pairs.FUNCTIONS.items()},
+    "logistic": lambda x, **_: pairs.sigmoid(x),
+    "sign": lambda x, **_: pairs.sign(x),
+    "square": lambda x, **_: pairs.power(x, 2),
     "fft": _fft,
     "complex": _complex,
     "real": lambda x, **_: x.re,
     "imag": lambda x, **_: x.im,
-    "conj": lambda x, **_: conj(Complex.of(x)),
-    "abs": lambda x, **_: modulus(x),
-    "mul": lambda x, y, **_: bilinear(ops.mul, x, y),
-    "square": lambda x, **_: bilinear(ops.mul, x, x),
-    "div": lambda x, y, **_: divide(x, y),
-    "eq": lambda x, y, **_: equal(x, y),
-    "ne": lambda x, y, **_: ops.logical_not(equal(x, y)),
-    "sign": lambda x, **_: sign(x),
-    "exp": lambda x, **_: exp(x),
-    "log": lambda x, **_: log(x),
-    "sqrt": lambda x, **_: sqrt(x),
-    "sin": lambda x, **_: sin(x),
-    "cos": lambda x, **_: cos(x),
+    "conj": lambda x, **_: pairs.conj(Complex.of(x)),
+    "mul": lambda x, y, **_: pairs.bilinear(ops.mul, x, y),
+    "div": lambda x, y, **_: pairs.divide(x, y),
+    "max": lambda x, y, **_: pairs.maximum(x, y),
+    "min": lambda x, y, **_: pairs.minimum(x, y),
+    "pow": lambda x, y, **_: pairs.raised(x, y),
+    "eq": lambda x, y, **_: pairs.equal(x, y),
+    "ne": lambda x, y, **_: ops.logical_not(pairs.equal(x, y)),
     "integer_pow": _integer_pow,
     "convert_element_type": _convert,
+    "dot_general": _dot,
+    "conv_general_dilated": _conv,
 }

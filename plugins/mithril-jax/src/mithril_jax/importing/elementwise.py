@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mithril import ops
 from mithril.graph import UnsupportedError, dtype as as_dtype
+from mithril_importing import special_functions as special
 from mithril_jax.importing.table import broadcast, cast, kind_of, row
 
 UNARY = {
@@ -102,9 +104,33 @@ def cbrt(x: Any, **_: Any) -> Any:
     return ops.mul(ops.sign(x), ops.pow(ops.abs(x), 1.0 / 3.0))
 
 
-@row("erfc")
-def erfc(x: Any) -> Any:
-    return ops.sub(1.0, ops.erf(x))
+SPECIAL: dict[str, Callable[..., Any]] = {
+    "lgamma": special.lgamma,
+    "digamma": special.digamma,
+    "erfc": special.erfc,
+    "bessel_i0e": lambda x: special.scaled_bessel_i(x, 0),
+    "bessel_i1e": lambda x: special.scaled_bessel_i(x, 1),
+    "igamma": special.igamma,
+    "igammac": lambda a, x: special.igamma(a, x, upper=True),
+    "zeta": special.zeta,
+    "regularized_incomplete_beta": special.betainc,
+}
+for _name, _function in SPECIAL.items():
+    row(_name)(special.in_32_bits(_function))
+row("nextafter")(special.nextafter)
+
+
+@row("population_count")
+def population_count(x: Any) -> Any:
+    """Count the bits that are set, in groups of twice the width at each step."""
+    kind, bits = kind_of(x), 8 * np.dtype(kind_of(x)).itemsize
+    y, width = ops.bitcast(x, dtype=f"uint{bits}") if kind.startswith("int") else x, 1
+    while width < bits:
+        mask = np.asarray(sum(1 << k for k in range(bits) if not (k // width) % 2), f"uint{bits}")
+        shift = np.asarray(width, f"uint{bits}")
+        y = ops.add(ops.bitwise_and(y, mask), ops.bitwise_and(ops.shift_right(y, shift), mask))
+        width *= 2
+    return cast(y, kind)
 
 
 @row("round")
@@ -112,7 +138,9 @@ def round_(x: Any, rounding_method: Any) -> Any:
     """Round halves to even, or away from zero."""
     if int(rounding_method) == 1:
         return ops.round(x)
-    return ops.mul(ops.sign(x), ops.floor(ops.add(ops.abs(x), 0.5)))
+    integers = ops.floor(ops.abs(x))
+    upwards = ops.greater_equal(ops.sub(ops.abs(x), integers), 0.5)  # exact, as x + 0.5 is not
+    return ops.mul(ops.sign(x), ops.where(upwards, ops.add(integers, 1.0), integers))
 
 
 @row("select_n")
@@ -159,6 +187,18 @@ def stop_gradient(x: Any, **_: Any) -> Any:
 @row("copy", "copy_p", "optimization_barrier", "sharding_constraint", "name")
 def unchanged(*xs: Any, **_: Any) -> Any:
     return xs if len(xs) != 1 else xs[0]
+
+
+@row("platform_index")
+def platform_index(platforms: Any) -> Any:
+    """Return the branch of ``lax.platform_dependent`` for other platforms, or for CPUs without one."""
+    names = [("cpu",) if p is None else tuple(p) for p in platforms]
+    return np.int32(max(k for k, p in enumerate(names) if "cpu" in p))  # the default, None, is the last
+
+
+@row("device_put")
+def device_put(*xs: Any, **_: Any) -> Any:
+    return xs
 
 
 # -- random numbers -----------------------------------------------------------------------------------------------

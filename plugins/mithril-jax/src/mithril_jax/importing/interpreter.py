@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,14 +11,18 @@ import numpy as np
 from jax.extend import core
 
 from mithril import ops
-from mithril.graph import Builder, MithrilError, Origin, UnsupportedError, equal, shape_text
+from mithril.graph import Builder, MithrilError, Origin, UnsupportedError, equal, is_static, shape_text
 from mithril_importing.complex_numbers import Complex, part_of
 from mithril_jax.importing import complex_numbers, custom, elementwise, indexing, linear_algebra, products, shapes  # noqa: F401  # rows
 from mithril_jax.importing.elementwise import threefry
-from mithril_jax.importing.table import ROWS, arrays_of, as_value, cast, reshape
+from mithril_jax.importing.table import ROWS, arrays_of, as_value, broadcast, cast, reshape
 
 INLINED = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_lin", "xla_call")
-CONTROL = ("scan", "while", "cond", *custom.CUSTOM, *INLINED)
+DECOMPOSED = ("random_gamma",)  # their implementation is a function of other primitives
+CONTROL = (
+    *("scan", "while", "cond", "reduce", "reduce_window", "custom_linear_solve"),
+    *(*custom.CUSTOM, *INLINED, *DECOMPOSED),
+)
 RANDOM = ("random_wrap", "random_unwrap", "random_bits", "random_split", "random_fold_in", "random_seed")
 WITH_GRADIENT = {"relu": ops.relu, "relu6": ops.relu6}  # of jax.nn: their gradient at the kink is that of JAX
 
@@ -96,14 +101,21 @@ class Interpreter:
             return (
                 self.closed(inner, operands) if isinstance(inner, core.ClosedJaxpr) else self.run(inner, (), operands)
             )
+        if name in DECOMPOSED:
+            function = partial(equation.primitive.impl, **params)
+            return self.closed(jax.make_jaxpr(function)(*(v.aval for v in equation.invars)), operands)
         if name in custom.CUSTOM:
             return self._custom(equation, operands)
         if name in CONTROL:
             control: dict[str, Any] = {"scan": self._scan, "while": self._while, "cond": self._cond}
+            control["reduce"], control["reduce_window"] = self._reduce, self._reduce_window
+            control["custom_linear_solve"] = self._linear_solve
             results: Sequence[Any] = control[name](operands, **params)
             return results
         if name in RANDOM:
             return [_random(name, operands, params)]
+        if any(_is_key(v.aval) for v in equation.invars) and name in complex_numbers.BOTH_PARTS:
+            return [self._of_keys(equation, operands)]
         try:
             result = arrays_of(ROWS[name](*operands, **{n: self._sized(p) for n, p in params.items()}))
         except MithrilError as error:
@@ -112,6 +124,15 @@ class Interpreter:
             message = f"'{name}' is called with parameters that are not supported: {error}"
             raise UnsupportedError(message, facts=[str(origin_of(equation, self.path))]) from error
         return result if equation.primitive.multiple_results else [result]
+
+    def _of_keys(self, equation: Any, operands: list[Any]) -> Any:
+        """Move keys, each of which is a last axis of two words."""
+        params = {n: self._sized(p) for n, p in equation.params.items()}
+        words = []
+        for k in (0, 1):
+            parts = [x[..., k] if _is_key(v.aval) else x for x, v in zip(operands, equation.invars, strict=True)]
+            words.append(ROWS[equation.primitive.name](*parts, **params))
+        return ops.stack(*words, axis=-1)
 
     def _require_avals(self, equation: Any, results: Sequence[Any]) -> None:
         """Raise UnsupportedError if a result has another shape or dtype than in JAX."""
@@ -139,7 +160,7 @@ class Interpreter:
 
     def _of_complex(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         name, origin = equation.primitive.name, str(origin_of(equation, self.path))
-        if name in CONTROL:
+        if name in CONTROL and name != "custom_linear_solve":
             raise UnsupportedError(
                 f"complex numbers in '{name}' cannot be expressed",
                 facts=[origin],
@@ -204,6 +225,54 @@ class Interpreter:
 
         return choose(0)(*values)  # type: ignore[no-any-return]
 
+    # -- reductions by a function, and linear solves -----------------------------------------------------------------
+    def _reduce(self, operands: list[Any], jaxpr: Any, dimensions: Any, **_: Any) -> Sequence[Any]:
+        count = len(operands) // 2
+        order = [*dimensions, *(k for k in range(len(operands[0].shape)) if k not in dimensions)]
+        rows = []
+        for x in operands[:count]:
+            shape = tuple(x.shape[k] for k in order[len(dimensions) :])
+            rows.append(reshape(ops.transpose(x, perm=tuple(order)) if order else x, (-1, *shape)))
+        return self._combined(jaxpr, rows, operands[count:])
+
+    def _reduce_window(self, operands: list[Any], jaxpr: Any, consts: Any, **windows: Any) -> Sequence[Any]:
+        count = len(operands) // 2
+        starts = operands[count:]
+        rows = [
+            ops.stack(*products.elements_of_windows(x, start, **windows), axis=0)
+            for x, start in zip(operands[:count], starts, strict=True)
+        ]
+        return self._combined(core.ClosedJaxpr(jaxpr, consts), rows, starts)
+
+    def _combined(self, jaxpr: Any, rows: list[Any], starts: Sequence[Any]) -> Sequence[Any]:
+        """Combine rows by an associative function of elements: halves with each other, then with the start."""
+        if not all(is_static(tuple(x.shape)) for x in rows):
+            raise UnsupportedError("a reduction by a function requires static sizes")
+        length, *rest = rows[0].shape
+        xs = [reshape(x, (length, -1)) for x in rows]
+        while length > 1:
+            half = length // 2
+            y = self._on_elements(jaxpr, [*(x[:half] for x in xs), *(x[half : 2 * half] for x in xs)])
+            xs = [ops.concat(a, x[2 * half :], axis=0) if length % 2 else a for a, x in zip(y, xs, strict=True)]
+            length -= half
+        shape = tuple(rows[0].shape[1:])
+        initial = [broadcast(reshape(s, (1, 1)), (1, int(np.prod(shape)))) for s in starts]
+        results = self._on_elements(jaxpr, [*initial, *xs]) if length else initial
+        return [reshape(y, rest) for y in results]
+
+    def _on_elements(self, jaxpr: Any, operands: list[Any]) -> Sequence[Any]:
+        """Return the results of a jaxpr of numbers for all elements."""
+        shape = tuple(operands[0].shape)
+        specs = [jax.ShapeDtypeStruct((int(np.prod(shape)),), v.aval.dtype) for v in jaxpr.jaxpr.invars]
+        mapped = jax.make_jaxpr(jax.vmap(core.jaxpr_as_fun(jaxpr)))(*specs)
+        return [reshape(y, shape) for y in self.closed(mapped, [reshape(x, (-1,)) for x in operands])]
+
+    def _linear_solve(self, operands: list[Any], const_lengths: Any, jaxprs: Any) -> Sequence[Any]:
+        """Return the results of the solver; the operations in it have its derivative."""
+        before = const_lengths.matvec + const_lengths.vecmat
+        solver = operands[before : before + const_lengths.solve]
+        return self.closed(jaxprs.solve, [*solver, *operands[sum(const_lengths) :]])
+
     # -- custom derivatives ------------------------------------------------------------------------------------------
     def _custom(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         """Return the results of the function, to which terms are added that are 0 and have its custom derivative."""
@@ -230,6 +299,10 @@ class Interpreter:
         return completed
 
 
+def _is_key(aval: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
+
+
 def _state(state: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the values of a loop, which are passed one by one or as a tuple."""
     return state[0] if len(state) == 1 and isinstance(state[0], tuple) else state
@@ -244,18 +317,18 @@ def _random(name: str, operands: list[Any], params: Mapping[str, Any]) -> Any:
         seed = cast(operands[0], np.uint32)
         return ops.stack(np.zeros(tuple(seed.shape), np.uint32), seed, axis=-1)
     key = operands[0]
-    if len(key.shape) != 1:
-        raise UnsupportedError(f"'{name}' of several keys at once is not supported", hint="use one key, or jax.lax.map")
-    k0, k1 = (reshape(key[k : k + 1], (1,)) for k in (0, 1))
+    batch = tuple(key.shape[:-1])  # of keys
+    k0, k1 = (reshape(key[..., k], (*batch, 1)) for k in (0, 1))
     if name == "random_fold_in":
-        data = reshape(cast(operands[1], np.uint32), (1,))
-        return ops.concat(*threefry(k0, k1, np.zeros(1, np.uint32), data), axis=0)
+        data = cast(operands[1], np.uint32)
+        return ops.concat(*threefry(k0, k1, np.zeros(1, np.uint32), reshape(data, (*data.shape, 1))), axis=-1)
     shape = tuple(params["shape"])
     count = int(np.prod(shape))
     halves = threefry(k0, k1, np.zeros(count, np.uint32), np.arange(count, dtype=np.uint32))
     if name == "random_split":
-        return reshape(ops.stack(*halves, axis=-1), (*shape, 2))
-    if params["bit_width"] not in (8, 16, 32):
-        raise UnsupportedError(f"random bits of width {params['bit_width']} are not supported")
+        return reshape(ops.stack(*halves, axis=-1), (*batch, *shape, 2))
+    if params["bit_width"] == 64:
+        high, low = (cast(x, np.uint64) for x in halves)
+        return reshape(ops.bitwise_or(ops.shift_left(high, np.uint64(32)), low), (*batch, *shape))
     bits = cast(ops.bitwise_xor(*halves), np.dtype(f"uint{params['bit_width']}"))
-    return reshape(bits, shape)
+    return reshape(bits, (*batch, *shape))

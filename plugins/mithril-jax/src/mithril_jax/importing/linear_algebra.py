@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mithril import ops
 from mithril.graph import UnsupportedError
-from mithril_importing import special_functions as special
+from mithril_importing import factorizations
 from mithril_jax.importing.table import row
 
-
-def _swapped(x: Any) -> Any:
-    rank = len(x.shape)
-    return ops.transpose(x, perm=(*range(rank - 2), rank - 1, rank - 2))
+_swapped = factorizations.swapped
 
 
 @row("cholesky")
@@ -53,7 +52,7 @@ def eigh(x: Any, lower: bool = True, subset_by_index: Any = None, **_: Any) -> A
     """Return eigenvectors and eigenvalues."""
     if subset_by_index is not None:
         raise UnsupportedError("eigh with subset_by_index is not supported", hint="compute all, and take a slice")
-    values, vectors = ops.eigh(_symmetric(x, lower))
+    values, vectors = factorizations.eigh(_symmetric(x, lower))
     return vectors, values
 
 
@@ -63,10 +62,37 @@ def svd(x: Any, full_matrices: bool, compute_uv: bool, subset_by_index: Any = No
     rows, columns = x.shape[-2:]
     if subset_by_index is not None or (compute_uv and full_matrices and rows != columns):
         raise UnsupportedError("svd with full_matrices or a subset is not supported", hint="full_matrices=False")
-    u, s, vh = ops.svd(x)
+    u, s, vh = factorizations.svd(x)
     return (s, u, vh) if compute_uv else (s,)
 
 
-# -- special functions ---------------------------------------------------------------------------------------------
-for _name, _function in (("lgamma", special.lgamma), ("digamma", special.digamma)):
-    row(_name)(special.in_32_bits(_function))
+@row("lu")
+def lu(x: Any, **_: Any) -> Any:
+    """Return both factors in one matrix, the exchanges of rows, and their order."""
+    return factorizations.lu(x)
+
+
+@row("lu_pivots_to_permutation")
+def order_of_rows(pivots: Any, permutation_size: int) -> Any:
+    return factorizations.order_of(pivots, permutation_size)
+
+
+@row("geqrf")
+def geqrf(x: Any) -> Any:
+    return factorizations.householder_qr(x)
+
+
+@row("householder_product")
+def householder_product(vectors: Any, factors: Any) -> Any:
+    unit = np.eye(*factorizations.sizes_of_matrix(vectors), dtype=str(vectors.dtype))
+    return factorizations.reflected(ops.broadcast_to(unit, shape=tuple(vectors.shape)), vectors, factors)
+
+
+@row("tridiagonal_solve")
+def tridiagonal_solve(lower: Any, diagonal: Any, upper: Any, b: Any, **_: Any) -> Any:
+    """Solve with the dense matrix, whose rows are exchanged as in LAPACK."""
+    n = diagonal.shape[-1]
+    steps = np.arange(n)
+    bands = ((lower, 1), (diagonal, 0), (upper, -1))
+    matrix = sum(ops.where(steps[:, None] - steps == k, ops.unsqueeze(band, axis=-1), 0.0) for band, k in bands)
+    return ops.solve(matrix, b)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.graph import Dim, equal
+from mithril.graph import Dim, UnsupportedError, equal
 from mithril_jax.importing.table import as_value, broadcast, cast, kind_of, line, reshape, row
 
 
@@ -58,6 +58,13 @@ def stack(*xs: Any, axis: int) -> Any:
 @row("iota")
 def iota(*_: Any, dtype: Any, shape: Any, dimension: int, **__: Any) -> Any:
     return cast(line(shape, dimension), dtype)
+
+
+@row("iota_2x32_shape")
+def iota_of_halves(shape: Any) -> Any:
+    """Return the positions of elements as two uint32: the upper and the lower half."""
+    places = np.arange(np.prod(shape), dtype=np.uint64).reshape(shape)
+    return (places >> np.uint64(32)).astype(np.uint32), places.astype(np.uint32)
 
 
 @row("pad")
@@ -130,6 +137,34 @@ for _name, _op in REDUCTIONS.items():
 for _name in ("cumsum", "cumprod"):
     _op = getattr(ops, _name)
     row(_name)(lambda x, axis, reverse, op=_op: op(x, axis=axis, reverse=reverse))
+
+
+@row("cumlogsumexp")
+def cumlogsumexp(x: Any, axis: int, reverse: bool) -> Any:
+    y = ops.logcumsumexp(_reversed(x, axis, reverse), axis=axis)
+    return _reversed(y, axis, reverse)
+
+
+for _name in ("cummax", "cummin"):
+    _op = getattr(ops, _name)
+    row(_name)(lambda x, axis, reverse, op=_op: _reversed(op(_reversed(x, axis, reverse), axis=axis), axis, reverse))
+
+
+def _reversed(x: Any, axis: int, is_reverse: bool) -> Any:
+    return ops.flip(x, axis=(axis,)) if is_reverse else x
+
+
+@row("approx_top_k")
+def approx_top_k(
+    x: Any, k: int, reduction_dimension: int, is_max_k: bool, aggregate_to_topk: bool = True, **_: Any
+) -> Any:
+    """Return the exact largest or least elements and their positions."""
+    if not aggregate_to_topk:
+        raise UnsupportedError("approx_max_k with aggregate_to_topk=False is not supported", hint="use True")
+    axis = reduction_dimension % len(x.shape)
+    order = descending_order(x, axis) if is_max_k else ops.argsort(x, axis=axis)
+    positions = part(order, axis, 0, k, 1)
+    return ops.take_along_axis(x, positions, axis=axis), positions
 
 
 @row("reduce_and")
