@@ -161,23 +161,15 @@ def _quotient(x: Any, y: Any) -> Complex:
 def _powered(x: Complex, exponent: Any) -> Complex:
     if isinstance(exponent, (int, float)) and exponent == int(exponent) and exponent > 0:
         return pairs.power(x, int(exponent))
-    return pairs.exp(_product(pairs.log(x), exponent))
+    return pairs.raised(x, exponent)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "real": lambda x: x.re,
     "imag": lambda x: x.im,
-    "angle": pairs.angle,
-    "abs": pairs.modulus,
+    **pairs.FUNCTIONS,
     "sgn": pairs.sign,
-    "exp": pairs.exp,
-    "log": pairs.log,
-    "sqrt": pairs.sqrt,
-    "sin": pairs.sin,
-    "cos": pairs.cos,
-    "sigmoid": lambda x: pairs.divide(Complex(1.0, 0.0), pairs.exp(Complex(ops.neg(x.re), ops.neg(x.im))).plus(1.0)),
-    "silu": lambda x: pairs.divide(x, pairs.exp(Complex(ops.neg(x.re), ops.neg(x.im))).plus(1.0)),
-    "reciprocal": lambda x: pairs.divide(Complex(1.0, 0.0), x),
+    "silu": lambda x: pairs.multiply(x, pairs.sigmoid(x)),
     "square": lambda x: pairs.power(x, 2),
     "mul.Tensor": _product,
     "mul.Scalar": _product,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril_importing.complex_numbers import Complex
+from mithril_importing import special_functions as special
 from mithril_torch.importing.table import as_value, broadcast, cast, is_tensor, row, sizes_of
 
 UNARY = (
@@ -149,10 +149,7 @@ def clamp_max(x: Any, max: Any) -> Any:
 
 @row("_to_copy", "to.dtype", "prims::convert_element_type")
 def to_dtype(x: Any, dtype: Any = None) -> Any:
-    if dtype is None or not dtype.is_complex:
-        return cast(x, dtype)
-    part = cast(x, dtype.to_real())
-    return Complex(part, ops.mul(part, 0.0))
+    return cast(x, dtype)
 
 
 @row("logical_not")
@@ -184,12 +181,7 @@ def signbit(x: Any) -> Any:
     kind = str(x.dtype)
     if "float" not in kind:
         return ops.less(x, 0) if kind.startswith("int") else ops.full(shape=sizes_of(x), value=False, dtype="bool")
-    return ops.less(ops.bitcast(x, dtype=f"int{8 * width_of(x)}"), 0)
-
-
-def width_of(x: Any) -> int:
-    """Return the bytes of an element."""
-    return 2 if str(x.dtype) == "bfloat16" else int(np.dtype(str(x.dtype)).itemsize)
+    return ops.less(ops.bitcast(x, dtype=f"int{8 * special.width_of(x)}"), 0)
 
 
 @row("copysign.Tensor", "copysign.Scalar", promotes="result")
@@ -200,17 +192,7 @@ def copysign(x: Any, y: Any) -> Any:
     return ops.where(signbit(y), ops.neg(size), size)
 
 
-@row("nextafter", promotes="result")
-def nextafter(x: Any, y: Any) -> Any:
-    """Return the next number in the direction of y: floats of one sign are ordered as their bits."""
-    bits = f"int{8 * width_of(x)}"
-    grows = ops.equal(ops.greater(y, x), ops.greater(x, 0.0))
-    neighbor = ops.bitcast(ops.add(ops.bitcast(x, dtype=bits), cast(ops.where(grows, 1, -1), bits)), dtype=str(x.dtype))
-    smallest = ops.bitcast(cast(np.ones(()), bits), dtype=str(x.dtype))
-    neighbor = ops.where(ops.equal(x, 0.0), ops.where(ops.greater(y, 0.0), smallest, ops.neg(smallest)), neighbor)
-    neighbor = ops.where(ops.equal(x, y), y, neighbor)
-    neighbor = ops.where(ops.logical_or(ops.isnan(x), ops.isnan(y)), float("nan"), neighbor)
-    return ops.add(neighbor, ops.where(ops.isfinite(x), ops.sub(x, ops.stop_gradient(x)), 0.0))
+row("nextafter", promotes="result")(special.nextafter)
 
 
 @row("ldexp.Tensor", promotes="result")

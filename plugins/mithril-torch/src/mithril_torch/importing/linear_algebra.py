@@ -21,7 +21,7 @@ def _no_error(x: Any) -> Any:
 
 @row("linalg_cholesky_ex")
 def cholesky(x: Any, upper: bool = False, check_errors: bool = False) -> Any:
-    y = ops.cholesky(_symmetric(x, not upper))
+    y = ops.cholesky(_with_slopes(_symmetric(x, not upper), (x + _swapped(x)) * 0.5))
     return (_swapped(y) if upper else y), _no_error(x)
 
 
@@ -33,15 +33,14 @@ def cholesky_alone(x: Any, upper: bool = False) -> Any:
 @row("cholesky_inverse")
 def cholesky_inverse(factor: Any, upper: bool = False) -> Any:
     """Return the inverse of the matrix with this factor, of which one triangle is read."""
-    lower = ops.tril(_swapped(factor) if upper else factor)
+    lower = _lower(factor, upper)
     return ops.inv(ops.matmul(lower, _swapped(lower)))
 
 
 @row("cholesky_solve")
 def cholesky_solve(b: Any, factor: Any, upper: bool = False) -> Any:
-    lower = _swapped(factor) if upper else factor
-    y = ops.triangular_solve(lower, b, lower=True)
-    return ops.triangular_solve(lower, y, lower=True, transposed=True)
+    lower = _lower(factor, upper)
+    return ops.solve(ops.matmul(lower, _swapped(lower)), b)
 
 
 @row("linalg_solve_triangular")
@@ -50,6 +49,14 @@ def solve_triangular(a: Any, b: Any, upper: bool, left: bool = True, unitriangul
     if left:
         return ops.triangular_solve(a, b, **settings)
     return _swapped(ops.triangular_solve(a, _swapped(b), transposed=True, **settings))
+
+
+@row("triangular_solve")
+def triangular_solve(b: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False) -> Any:
+    settings = {"lower": not upper, "unit_diagonal": unitriangular, "transposed": transpose}
+    lead = tuple(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+    a, b = (ops.broadcast_to(x, shape=(*lead, *x.shape[-2:])) for x in (a, b))
+    return ops.triangular_solve(a, b, **settings), a
 
 
 @row("_linalg_solve_ex")
@@ -92,13 +99,13 @@ def svd(x: Any, full_matrices: bool = False, compute_uv: bool = True, driver: An
         raise UnsupportedError(
             "torch.linalg.svd with full_matrices=True is not supported", hint="use full_matrices=False"
         )
-    return ops.svd(x)
+    return factorizations.svd(x)
 
 
 @row("_linalg_eigh")
 def eigh(x: Any, UPLO: str = "L", compute_v: bool = True) -> Any:  # the name of PyTorch
     """Return eigenvalues and eigenvectors; only one triangle of the operand is read."""
-    return ops.eigh(_symmetric(x, UPLO == "L"))
+    return factorizations.eigh(_symmetric(x, UPLO == "L"))
 
 
 # -- factors of general matrices ----------------------------------------------------------------------------------
@@ -182,6 +189,18 @@ def pinv(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False)
 @row("linalg_matrix_exp")
 def matrix_exp(x: Any) -> Any:
     return factorizations.matrix_exponential(x) if x.shape[-1] else x
+
+
+def _lower(factor: Any, upper: bool) -> Any:
+    """Return the lower factor; its other triangle is not read, but has a slope in PyTorch."""
+    factor = _swapped(factor) if upper else factor
+    return _with_slopes(ops.tril(factor), factor)
+
+
+def _with_slopes(values: Any, x: Any) -> Any:
+    """Return values that have the derivative of a tensor."""
+    change = ops.sub(x, ops.stop_gradient(x))
+    return ops.add(ops.stop_gradient(values), ops.where(ops.isfinite(x), change, 0.0))
 
 
 def _symmetric(x: Any, lower: bool) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from mithril import ops
 from mithril.graph import equal
 from mithril_torch.importing.reductions import vector_norm
-from mithril_torch.importing.table import cast, line, reshape, row
+from mithril_torch.importing.table import broadcast, cast, line, reshape, row
 
 
 @row("matmul", "mm", "bmm", "mv", "dot")
@@ -81,6 +81,7 @@ def attention(
     layer: Any = None,
 ) -> Any:
     """Attend; a query whose keys are all masked gets zeros, and a causal mask begins at the first key."""
+    q, k, v = _equal_batches(q, k, v)
     lead, rank = q.shape[:-2], len(q.shape)
     if causal:
         if mask is None and equal(q.shape[-2], k.shape[-2]) is True:
@@ -100,6 +101,16 @@ def attention(
         y = _attend(q, k, v, mask, dropout, causal, scale, layer)
         y = y if dead is None else ops.where(dead, 0.0, y)
     return y if rank == 4 else reshape(y, (*lead, *y.shape[2:]))
+
+
+def _equal_batches(*xs: Any) -> list[Any]:
+    """Return tensors of the same rank, with the axes before that of heads broadcast to each other."""
+    rank = max(len(x.shape) for x in xs)
+    xs = tuple(reshape(x, (*[1] * (rank - len(x.shape)), *x.shape)) for x in xs)
+    batch = []
+    for sizes in zip(*(x.shape[:-3] for x in xs), strict=True):
+        batch.append(next((n for n in sizes if not (type(n) is int and n == 1)), 1))
+    return [broadcast(x, (*batch, *x.shape[len(batch) :])) for x in xs]
 
 
 def _four_axes(x: Any) -> Any:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from mithril.graph import Dim, UnsupportedError
 from mithril_torch.importing.table import array_of
-from mithril_torch.importing.whole import kept_whole
+from mithril_torch.importing.whole import kept_whole, of_composites
 
 WHOLE = (
     *("scaled_dot_product_attention", "layer_norm", "group_norm", "instance_norm", "rms_norm", "linear", "matmul"),
@@ -68,13 +68,14 @@ Meaning = Callable[[Any], bool]  # whether an operator can be expressed
 
 def own_decompositions(program: Any, has_meaning: Meaning) -> Any:
     """Return a program whose operators without a meaning are PyTorch's own decompositions, if these have one."""
+    tables = {**decomposition_table, **of_composites()}
     for target in _without_meaning(program, has_meaning):
         candidate, parts = program, {target}
         for _ in range(DEPTH):
-            table = {t: decomposition_table[t] for t in parts if t in decomposition_table}
+            table = {t: tables[t] for t in parts if t in tables}
             if len(table) < len(parts):
                 break
-            candidate = candidate.run_decompositions(table)
+            candidate = candidate.run_decompositions({**decompositions(), **table})
             parts = _without_meaning(candidate, has_meaning) - _without_meaning(program, has_meaning)
             if not parts:
                 program = candidate

@@ -10,7 +10,7 @@ from mithril import ops
 from mithril.graph import Op, UnsupportedError, is_static, product
 from mithril_torch.importing.indexing import like_index
 from mithril_torch.importing.reductions import in_order
-from mithril_torch.importing.table import as_value, axis_of, cast, is_tensor, line, reshape, row
+from mithril_torch.importing.table import as_value, axis_of, cast, is_tensor, known, line, reshape, row
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
 
@@ -355,6 +355,15 @@ def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
     order = ops.cumsum(cast(reshape(mask, (-1,)), "int32"), axis=0)
     place = ops.minimum(ops.maximum(ops.sub(order, 1), 0), product(source.shape) - 1)
     return ops.where(mask, reshape(ops.take(reshape(source, (-1,)), place, axis=0), shape), x)
+
+
+@row("masked_select")
+def masked_select(x: Any, mask: Any) -> Any:
+    """Return the elements that a mask selects, which must be known."""
+    mask = known(mask, "masked_select")
+    shape = tuple(np.broadcast_shapes(tuple(x.shape), mask.shape))
+    places = np.flatnonzero(np.broadcast_to(mask, shape))
+    return ops.take(reshape(ops.broadcast_to(x, shape=shape), (-1,)), places, axis=0)
 
 
 @row("_local_scalar_dense")

@@ -17,6 +17,7 @@ import torch
 
 from mithril import ops
 from mithril.graph import Builder, Dim, UnsupportedError, Value, dtype as as_dtype, is_static
+from mithril_importing.complex_numbers import Complex
 
 IGNORED = ("layout", "device", "pin_memory", "memory_format", "non_blocking", "generator", "requires_grad")
 
@@ -86,6 +87,8 @@ def cast(x: Any, dtype: torch.dtype | str | None) -> Any:
     """Return a tensor, number or size as a tensor of this dtype; without one, unchanged."""
     if dtype is None:
         return x
+    if isinstance(dtype, torch.dtype) and dtype.is_complex:
+        return Complex.of(cast(x, dtype.to_real()))
     kind = as_dtype(dtype if isinstance(dtype, str) else dtype_name(dtype))
     if isinstance(x, Dim):
         return ops.cast(as_value(ops.size_value(value=x)), dtype=kind)
@@ -129,6 +132,9 @@ def broadcast(x: Any, shape: Any) -> Any:
 
 def filled(shape: Any, value: Any, dtype: torch.dtype) -> Any:
     """Return an array or value filled with a number or a rank-0 tensor."""
+    if dtype.is_complex:
+        number = Complex.of(value)
+        return Complex(*(filled(shape, part, dtype.to_real()) for part in (number.re, number.im)))
     shape, kind = tuple(shape), as_dtype(dtype_name(dtype))
     if is_tensor(value) or isinstance(value, Dim):
         return broadcast(cast(value, dtype), shape)

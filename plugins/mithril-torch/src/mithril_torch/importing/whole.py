@@ -1,6 +1,7 @@
 """Operators that ``torch.export`` would resolve with fixed sizes, as operators of their own while a module is exported.
 
 Recurrent layers would become one group of nodes per step, and the CTC loss reads its lengths: both export whole.
+Functions that read elements to answer in Python are replaced by functions of tensors.
 On CPUs they call the function of PyTorch, so an exported program runs.
 """
 
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.overrides
 
 _RECURRENT = "(Tensor x, Tensor[] states, Tensor[] params, bool biases, int layers, float dropout, bool train, "
 _RECURRENT += "bool bidirectional, bool batch_first) -> Tensor[]"
@@ -73,6 +75,77 @@ def _ctc(
     return torch.ops.mithril.ctc_loss(x, labels, *lengths, blank, reduction, zero)
 
 
+# -- functions that read elements in Python, as functions of tensors ----------------------------------------------
+def _equal(x: torch.Tensor, y: torch.Tensor) -> Any:
+    return (x == y).all() if x.shape == y.shape else False
+
+
+def _allclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
+    return torch.isclose(x, y, rtol, atol, equal_nan).all()
+
+
+def _cov(x: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
+    x = x.reshape(1, -1) if x.ndim < 2 else x
+    weights = x.real.new_ones(x.shape[1])
+    for factors in (fweights, aweights):
+        weights = weights if factors is None else weights * factors
+    total = weights.sum()
+    lost = correction if aweights is None or not correction else correction * (weights * aweights).sum() / total
+    x = x - (x * weights).sum(1, keepdim=True) / total
+    return (torch.mm(x, (x * weights).mT.conj()) / (total - lost).clamp(min=0)).squeeze()
+
+
+def _corrcoef(x: Any) -> Any:
+    covariance = _cov(x)
+    if not covariance.ndim:
+        return covariance / covariance
+    size = covariance.diagonal().real.sqrt()
+    return covariance / size[:, None] / size
+
+
+def _narrow(x: Any, dim: int, start: Any, length: int) -> Any:
+    if not isinstance(start, torch.Tensor):
+        return torch.ops.aten.narrow(x, dim, start, length)
+    return x.index_select(dim, torch.where(start < 0, start + x.shape[dim], start) + torch.arange(length))
+
+
+_ON_TENSORS = {
+    function: replacement
+    for name, replacement in (
+        ("equal", _equal), ("allclose", _allclose), ("cov", _cov), ("corrcoef", _corrcoef), ("narrow", _narrow)
+    )
+    for function in (getattr(torch, name), getattr(torch.Tensor, name))
+}  # fmt: skip
+
+
+class _OnTensors(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _ON_TENSORS.get(function, function)(*args, **(kwargs or {}))
+
+
+# -- operators of torch.nn in those of ATen -----------------------------------------------------------------------
+def _linear_cross_entropy(
+    x: Any, matrix: Any, target: Any, bias: Any, weight: Any, reduction: str, ignored: int, smoothing: float, *_: Any
+) -> Any:
+    logits = torch.nn.functional.linear(x, matrix, bias)
+    loss = torch.nn.functional.cross_entropy(logits, target, weight, None, ignored, None, reduction, smoothing)
+    return loss, *(x.new_zeros(0) for _gradient in range(3))  # the graph has its own gradients
+
+
+def of_composites() -> dict[Any, Any]:
+    """Return decompositions that PyTorch lacks."""
+    if not hasattr(torch.ops.torch_nn, "_linear_cross_entropy_batch_chunked"):  # before PyTorch 2.13
+        return {}
+    return {
+        torch.ops.torch_nn._linear_cross_entropy_batch_chunked.default: _linear_cross_entropy,
+        torch.ops.torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default: (
+            lambda x, matrix, target, bias, weight, ignored, *_: _linear_cross_entropy(
+                x, matrix, target, bias, weight, "none", ignored, 0.0
+            )[0]
+        ),
+    }
+
+
 @contextmanager
 def kept_whole() -> Iterator[None]:
     """Replace the functions of PyTorch while a module is exported."""
@@ -82,7 +155,8 @@ def kept_whole() -> Iterator[None]:
     try:
         for place, name, function in replaced:
             setattr(place, name, function)
-        yield
+        with _OnTensors():
+            yield
     finally:
         for place, name, _ in replaced:
             original = originals[id(place), name]

@@ -135,6 +135,35 @@ def _max_pool(
     return _plain(pool(x, kernel=kernel, stride=stride, padding=tuple(pairs), dilation=dilation), unbatched)
 
 
+@row("fractional_max_pool2d", "fractional_max_pool3d")
+def fractional_max_pool(x: Any, kernel: Any, output_size: Any, samples: Any) -> tuple[Any, Any]:
+    """Return the maxima of windows whose places random numbers select, and their positions."""
+    n = len(kernel)
+    x, unbatched = _batched(x, n)
+    sizes = x.shape[2:]
+    if not is_static(sizes):
+        raise UnsupportedError("fractional pooling requires static spatial sizes")
+    place: Any = np.zeros((), np.int32)
+    order = (1, 0) if n == 2 else range(n)  # the first random number of planes is that of their columns
+    for axis, (size, window, count, number) in enumerate(zip(sizes, kernel, output_size, order, strict=True)):
+        u = samples[:, :, number : number + 1]
+        scale = (size - window) / (count - 1) if count > 1 else 0.0
+        steps = np.arange(count).astype(str(x.dtype))
+        starts = ops.sub(ops.floor(ops.mul(ops.add(u, steps), scale)), ops.floor(ops.mul(u, scale)))
+        starts = cast(ops.where(np.arange(count) == count - 1, float(size - window), starts), "int32")
+        shape = [*starts.shape[:2], *(count if k == axis else 1 for k in range(n)), *[1] * n]
+        offsets = np.arange(window, dtype=np.int32).reshape([window if k == axis else 1 for k in range(n)])
+        place = ops.add(ops.mul(place, size), ops.add(reshape(starts, shape), offsets))
+    elements, lead = math.prod(kernel), (*x.shape[:2], *output_size)
+    place = reshape(place, (*x.shape[:2], -1))
+    elements_of_windows = ops.take_along_axis(reshape(x, (*x.shape[:2], -1)), place, axis=2)
+    windows, place = (reshape(t, (*lead, elements)) for t in (elements_of_windows, place))
+    best = ops.argmax(windows, axis=-1, keepdims=True)
+    results = (reshape(ops.take_along_axis(t, best, axis=-1), lead) for t in (windows, cast(place, "int64")))
+    y, positions = results
+    return _plain(y, unbatched), _plain(positions, unbatched)
+
+
 @row("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def avg_pool(
     x: Any,
@@ -245,6 +274,13 @@ def upsample_linear_antialiased(x: Any, output_size: Any, align_corners: bool, s
     return _resampled(x, _targets(x, output_size, scale_factors), _linear, 1, align_corners, antialias=True)
 
 
+@row("_upsample_bilinear2d_aa")
+def upsample_linear_antialiased_by_axis(
+    x: Any, output_size: Any, align_corners: bool, scale_rows: Any = None, scale_columns: Any = None
+) -> Any:
+    return upsample_linear_antialiased(x, output_size, align_corners, (scale_rows, scale_columns))
+
+
 @row("_upsample_bicubic2d_aa.vec")
 def upsample_bicubic_antialiased(x: Any, output_size: Any, align_corners: bool, scale_factors: Any = None) -> Any:
     return _resampled(x, _targets(x, output_size, scale_factors), _cubic(-0.5), 2, align_corners, antialias=True)
@@ -279,9 +315,8 @@ def _resampled(
             continue
         if align_corners:
             scale = (old - 1) / (new - 1) if new > 1 else 0.0
-            positions = np.arange(new) * scale
-        else:
-            positions = (np.arange(new) + 0.5) * scale - 0.5
+        is_aligned = align_corners and not antialias  # PyTorch aligns only the scale of averages
+        positions = np.arange(new) * scale if is_aligned else (np.arange(new) + 0.5) * scale - 0.5
         if antialias:
             matrix = _averaging(positions, old, scale, kernel, reach)
         else:
