@@ -22,6 +22,14 @@ def test_logits_and_greedy_tokens(family, folders):
         assert ml.generate(cached, record["prompt"][: int(length)], max_new_tokens=20, stop=()) == tokens
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gemma3", "qwen2_moe"])
+def test_saved_models_are_read_without_their_classes(family, folders):
+    model, prompt = ml.from_pretrained(folders(family)), np.array([[3, 5, 7]])
+    compiled = ml.compile(model, "numpy", inference=True)
+    again = ml.compile(ml.models.Layer.from_json(model.to_json()), "numpy", inference=True).bind(compiled.params)
+    np.testing.assert_array_equal(again({"input_ids": prompt})["logits"], compiled({"input_ids": prompt})["logits"])
+
+
 @pytest.mark.parametrize("family", ["llama2", "mistral", "gpt2", "longrope", "dynamic"])
 def test_prompts_of_different_lengths_in_one_batch(family, folders):
     """Each row is what it would be alone."""
