@@ -199,19 +199,28 @@ def linear(x, w, b, attribute, algorithm):
 
 def batch_norm_for_state(x, scale, bias, eps):
     """Return the normalized batch, and its mean and variance, which have no gradient."""
+    if x.numel() == 0:  # PyTorch's kernel refuses it (2.13)
+        shape, unknown = (1, -1, *[1] * (x.ndim - 2)), torch.full_like(scale, float("nan"), requires_grad=False)
+        return x * scale.reshape(shape) + bias.reshape(shape), unknown, unknown
     y, mean, spread = torch.native_batch_norm(x, scale, bias, None, None, True, 0.0, eps)
     return y, mean, (spread.pow(-2) - eps).clamp(min=0)
 
 
 def batch_norm_saving(x, scale, bias, eps):
     """Return ``batch_norm_for_state`` and the statistics in the shape that its gradient reads."""
-    y, mean, spread = torch.native_batch_norm(x, scale, bias, None, None, True, 0.0, eps)
     shape = (1, -1, *[1] * (x.ndim - 2))
+    if x.numel() == 0:  # PyTorch's kernel refuses it (2.13)
+        unknown = torch.full_like(scale, float("nan"))
+        return torch.empty_like(x), unknown, unknown, unknown.reshape(shape), unknown.reshape(shape)
+    y, mean, spread = torch.native_batch_norm(x, scale, bias, None, None, True, 0.0, eps)
     return y, mean, (spread.pow(-2) - eps).clamp(min=0), mean.reshape(shape), spread.reshape(shape)
 
 
 def batch_norm_grads(g, x, mean, spread, scale, has_scale, has_bias):
     """Return the cotangents of the operand, scale and bias of a batch norm in training."""
+    if x.numel() == 0:  # PyTorch's kernel divides by the number of elements and ends the process (2.13)
+        zeros = torch.zeros_like(scale.reshape(-1))
+        return torch.empty_like(x), zeros, zeros
     statistics = mean.reshape(-1), spread.reshape(-1)
     mask = [True, has_scale, has_bias]
     return torch.ops.aten.native_batch_norm_backward(g, x, scale.reshape(-1), None, None, *statistics, True, 0.0, mask)
