@@ -22,7 +22,9 @@ from mithril.models import (
     Linear,
     Model,
     MultiHeadAttention,
+    Multiply,
     Relu,
+    Sequential,
 )
 from mithril_torch.blocks import Block, Stage
 
@@ -430,3 +432,31 @@ def test_bound_arrays_of_another_dtype_are_refused():
     params = {name: p.numpy().astype(np.float64) for name, p in compiled.randomize_params(0).items()}
     with pytest.raises(InputError, match="expected float32, got float64"):
         compiled.bind(params).to_module()
+
+
+def test_no_block_is_a_layer_that_a_pass_joins():
+    """``high`` makes one product of those with the same operand: it reads parameters of both."""
+    model = Model()
+    for name in ("query", "key"):
+        model |= Linear(8, name=name)(input="input", output=name)
+    model |= Multiply()(left="query", right="key", output="output")
+    compiled = ml.compile(model, "torch", shapes={"input": ["B", 8]}, optimization_level="high")
+    compiled.bind(compiled.randomize_params(0))
+    module, x = compiled.to_module(), np.ones((3, 8), np.float32)
+    assert not module.mithril_block_paths
+    np.testing.assert_allclose(module(torch.from_numpy(x)).detach(), compiled({"input": x})["output"], rtol=1e-6)
+    with pytest.raises(UnsupportedError, match="reads parameters of several blocks: query, key"):
+        compiled.to_module(blocks=["query", "key"])
+
+
+def test_joined_layers_are_one_block_with_the_layer_around_them():
+    attention = Model(name="attention")
+    for name in ("query", "key"):
+        attention |= Linear(8, name=name)(input="input", output=name)
+    attention |= Multiply()(left="query", right="key", output="output")
+    model = Sequential(Linear(8, name="first"), attention, Linear(8, name="last"))
+    compiled = ml.compile(model, "torch", shapes={"input": ["B", 8]}, optimization_level="high")
+    compiled.bind(compiled.randomize_params(0))
+    module, x = compiled.to_module(), np.ones((3, 8), np.float32)
+    assert module.mithril_block_paths == ("0", "1", "2")
+    np.testing.assert_allclose(module(torch.from_numpy(x)).detach(), compiled({"input": x})["output"], rtol=1e-5)

@@ -26,7 +26,7 @@ from mithril_torch.blocks import (
     run_step,
     submodule_of,
 )
-from mithril_torch.segments import check_blocks, load_segments, repeated_blocks, segmented
+from mithril_torch.segments import check_blocks, load_segments, repeated_blocks, segmented, separable
 
 
 def to_module(compiled: Any, *, blocks: Sequence[str] | None = None) -> CompiledModule:
@@ -91,8 +91,9 @@ class CompiledModule(Container):
         self.__calls: set[Any] = set()  # shapes that passed the checks
         self.__states: list[tuple[str, torch.nn.Module, str]] = []
         parameters = interface.with_role("param")
+        forwards: list[Any] = [p.forward for p in programs.values()]
         self.mithril_block_paths = (
-            repeated_blocks({i.name: i.type for i in parameters})
+            separable(repeated_blocks({i.name: i.type for i in parameters}), [forward.graph for forward in forwards])
             if blocks is None
             else check_blocks(blocks, [i.name for i in parameters])
         )

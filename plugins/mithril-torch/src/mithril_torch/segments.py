@@ -139,6 +139,31 @@ def block_of(path: str, blocks: Iterable[str]) -> str:
     return next((b for b in blocks if path == b or path.startswith(f"{b}.")), ROOT)
 
 
+def separable(blocks: Sequence[str], graphs: Iterable[Graph]) -> tuple[str, ...]:
+    """Return the blocks, those whose parameters one operation reads joined to the layer around them, if any.
+
+    Passes merge products of several layers into one, for example those of queries, keys and values.
+    """
+    paths = list(blocks)
+    for graph in graphs:
+        for node in graph.nodes:
+            owners = _owners(graph, node, paths)
+            if len(owners) > 1:
+                names = zip(*(path.split(".") for path in owners), strict=False)
+                around = ".".join(parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, names))
+                place = paths.index(owners[0])
+                paths[place:place] = [around] if around else []
+                paths = [p for p in paths if p == around or not (p in owners or (around and block_of(p, [around])))]
+    return tuple(paths)
+
+
+def _owners(graph: Graph, node: Node, blocks: Iterable[str]) -> list[str]:
+    """Return the blocks whose parameters an operation reads."""
+    inputs = [graph.input_of.get(v) for v in node.operands if v is not None]
+    names = [i.name for i in inputs if i is not None and i.role == "param"]
+    return list(dict.fromkeys(b for name in names if (b := block_of(name, blocks)) != ROOT))
+
+
 def check_blocks(blocks: Sequence[str], names: Iterable[str]) -> tuple[str, ...]:
     """Return the user's blocks; raise OptionError for one without parameters, or inside another."""
     names = list(names)
@@ -232,12 +257,7 @@ class _Cutter:
 
     def _label(self, node: Node) -> str:
         """Return the block of an operation: that of its parameters, else that of its layer."""
-        params = [
-            i.name
-            for v in node.operands
-            if v is not None and (i := self.graph.input_of.get(v)) is not None and i.role == "param"
-        ]
-        owners = dict.fromkeys(b for name in params if (b := block_of(name, self.blocks)) != ROOT)
+        owners = _owners(self.graph, node, self.blocks)
         # The engine gathers the parameters of one block at a time.
         if len(owners) > 1:
             raise UnsupportedError(

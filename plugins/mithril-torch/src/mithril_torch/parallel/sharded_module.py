@@ -24,7 +24,7 @@ from mithril.graph import Graph, TensorType
 from mithril_torch.blocks import Block, Step, name_clash, run_step, submodule_of
 from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PARTS, REPLICA, MeshAxes, Split
 from mithril_torch.parallel.tensor_parallel import prepare, use_own_cache
-from mithril_torch.segments import load_segments, repeated_blocks, segmented
+from mithril_torch.segments import load_segments, repeated_blocks, segmented, separable
 
 # Nothing modifies results of these modules in place.
 OURS = r".*FSDP2-wrapped module \((FSDP|Replicate)(Block|ShardedModule)\) returned a view tensor"
@@ -55,7 +55,7 @@ class ShardedModule(torch.nn.Module):  # type: ignore[misc]
         self._axes, self._splits, self._trained = axes, splits, frozenset(trained)
         inputs = graph.with_role("param")
         self.paths = tuple(i.name for i in inputs)
-        self._blocks = _large_blocks({i.name: i.type for i in inputs})
+        self._blocks = separable(_large_blocks({i.name: i.type for i in inputs}), [graph])
         self._owners: dict[str, tuple[torch.nn.Module, str]] = {}
         for i in inputs:
             owner, name = submodule_of(
