@@ -121,7 +121,7 @@ class Evaluation:
         if program.early is None:
             arguments.update({n: self.backend.copied(arguments[n]) for n in program.interface.donated})
         else:
-            program.early.raise_if_violated({n: self.backend.to_numpy(x) for n, x in arrays.items()})
+            program.early.raise_if_violated({**state, **arrays}, self.backend.to_numpy)
             for name in program.interface.donated:
                 del unchanged[name], state[name]  # a failed run leaves no array that it may have overwritten
         results = self._run(program, checked, arguments)

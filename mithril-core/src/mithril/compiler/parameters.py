@@ -223,7 +223,7 @@ class Parameters:
         except ShapeError:
             return self.state_for(types, None)
         shapes = program.state_shapes(types)
-        has_sizes = self.is_state_bound or all(np.shape(state[n]) == s for n, s in shapes.items() if n in state)
+        has_sizes = self.is_state_bound or all(n in state and np.shape(state[n]) == s for n, s in shapes.items())
         return state if has_sizes or program.bucketed is not None else self.state_for(types, None)
 
     def rounds(self, dtype: DType) -> bool:
@@ -296,7 +296,12 @@ class Parameters:
 
     def state_for(self, types: Mapping[str, TensorType], seed: int | None) -> dict[str, Any]:
         """Return the initial state for inputs of these types."""
-        return self._drawn(self.source.probe(types).with_role("state"), seed)
+        return self._drawn(self._states(types), seed)
+
+    def _states(self, types: Mapping[str, TensorType]) -> list[Input]:
+        """Return the states of training and those of other calls, such as caches of generation."""
+        graphs = [self.source.probe(types, training=training) for training in (True, False)]
+        return list({i.name: i for graph in graphs for i in graph.with_role("state")}.values())
 
     def state_axes(self, types: Mapping[str, TensorType]) -> dict[str, int] | None:
         """Return the axes of the states that count the rows of inputs of these types, None if their sizes are fixed."""
@@ -310,7 +315,7 @@ class Parameters:
             for n, t in types.items()
         }
         try:
-            shapes = [{i.name: i.type.shape for i in self.source.probe(t).with_role("state")} for t in (types, more)]
+            shapes = [{i.name: i.type.shape for i in self._states(t)} for t in (types, more)]
         except MithrilError:
             return None
         return {

@@ -75,14 +75,32 @@ class Runner:
         """Return the shapes of the state, created for these inputs if there is none."""
         return {name: tuple(x.shape) for name, x in self._started(inputs).items()}
 
+    def set_state(self, inputs: Arrays, values: Arrays) -> None:
+        """Replace some states, created for these inputs if there are none."""
+        state = self._started(inputs)
+        state.update({name: self.model.backend.array(np.asarray(x)) for name, x in values.items()})
+
     def fork(self, rows: Sequence[int] | None = None) -> Runner:
         """Return a runner that continues from the same state, or from these rows of its batch, in this order."""
+        if self._state is None:
+            return self._with(None)
+        return self._with(self.state if rows is None else self._rows(rows))
+
+    def _with(self, state: dict[str, Any] | None) -> Runner:
+        """Return a runner of the same model with another state."""
         other = Runner(self.model, self.params, self.seed)
-        other._names, other._types = self._names, self._types
-        if self._state is not None:
-            other._state = self.state if rows is None else self._rows(self._state, rows)
-            other._axes = self._axes
+        other._state, other._names, other._types, other._axes = state, self._names, self._types, self._axes
         return other
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[Runner, Sequence[int]]]) -> Runner:
+        """Return a runner whose batch has rows of several runners of one model, in this order."""
+        first, states = parts[0][0], [runner._selected(rows) for runner, rows in parts]
+        axes, array = first._axes or {}, first.model.backend.array
+        names = states[0]
+        return first._with(
+            {n: array(np.concatenate([s[n] for s in states], axes[n]) if n in axes else names[n]) for n in names}
+        )
 
     def _row_axes(self, state: Arrays) -> dict[str, int]:
         """Return the axis of each state that has rows."""
@@ -93,15 +111,16 @@ class Runner:
         axes = self.model.state_axes(self._types)
         return {name: 0 for name, shape in shapes.items() if len(shape) > 1} if axes is None else axes
 
-    def _rows(self, state: Arrays, rows: Sequence[int]) -> dict[str, Any]:
+    def _rows(self, rows: Sequence[int]) -> dict[str, Any]:
+        return {name: self.model.backend.array(x) for name, x in self._selected(rows).items()}
+
+    def _selected(self, rows: Sequence[int]) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the states of some rows, in main memory."""
+        state = self._state or {}
         axes = self._axes = self._row_axes(state) if self._axes is None else self._axes
         batch = min((state[name].shape[axis] for name, axis in axes.items()), default=0)
         invalid = next((r for r in rows if not 0 <= r < batch), None)
         if invalid is not None:
             raise InputError(f"there is no row {invalid} in a state of {batch} rows")
-        backend = self.model.backend
-        index = np.asarray(rows, np.int64)
-        return {
-            name: backend.array(np.take(backend.to_numpy(x), index, axes[name])) if name in axes else backend.copied(x)
-            for name, x in state.items()
-        }
+        index, arrays = np.asarray(rows, np.int64), {n: self.model.backend.to_numpy(x) for n, x in state.items()}
+        return {n: np.take(x, index, axes[n]) if n in axes else np.array(x) for n, x in arrays.items()}

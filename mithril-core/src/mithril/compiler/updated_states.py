@@ -6,7 +6,7 @@ positions before the program runs, because the program overwrites the state befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,15 +18,15 @@ from mithril.graph import Decisions, Graph, Node, Value, attributes_text, evalua
 
 @dataclass(frozen=True)
 class EarlyChecks:
-    """The checks of a program that depend on its inputs only, and the graph that computes them."""
+    """The checks of a program that depend on inputs and on counters of its state, and the graph that computes them."""
 
     graph: Graph
     bounds: tuple[Bound | BufferBound, ...]
 
-    def raise_if_violated(self, arrays: Mapping[str, Any]) -> None:
+    def raise_if_violated(self, arrays: Mapping[str, Any], to_numpy: Callable[[Any], Any]) -> None:
         """Raise InputError if a position is outside of its buffer."""
         if self.bounds:
-            values = evaluate(self.graph, {i.name: arrays[i.name] for i in self.graph.arguments})
+            values = evaluate(self.graph, {i.name: to_numpy(arrays[i.name]) for i in self.graph.arguments})
             for bound in self.bounds:
                 bound.raise_if_violated([values[name] for name in bound.names], {})
 
@@ -43,7 +43,8 @@ def early_checks(graph: Graph) -> EarlyChecks | None:
     # arrays of inputs with symbolic sizes determine the sizes in attributes, such as the number of new positions
     inputs = tuple(i for i in marked.inputs if i.value in needed or (i.role == "input" and not i.type.is_static))
     part = _distinct(Graph(inputs, tuple(reversed(nodes)), checks, "checks"))
-    if any(i.role not in ("input", "constant") for i in inputs):
+    # a state of rank 1 counts the tokens of each row; reading others before each run would take too long
+    if any(i.role not in ("input", "constant") and (i.role != "state" or len(i.type.shape) > 1) for i in inputs):
         return None
     return EarlyChecks(part, tuple(bounds)) if all(isinstance(b, BufferBound) for b in bounds) else None
 

@@ -9,16 +9,14 @@ from mithril.graph.lazy_exports import lazy_exports
 # Module below ``mithril.models`` -> the names it exports.
 HOMES = {
     "language.arguments": ("expect_size", "in_and_out"),
+    "language.caching": ("limit_positions", "visible_keys", "write_cache"),
     "language.connection": ("snake_case", "Connection", "IOKey"),
     "language.control_flow": ("If", "While"),
     "language.flatten": ("flatten",),
     "language.layer": ("Layer",),
     "language.model": ("Model",),
     "language.trace_context": ("ADDED_LOSS",),
-    "layers.attention": (
-        *("MultiHeadAttention", "PositionalEmbedding", "RotaryEmbedding", "SinusoidalEmbedding", "limit_positions"),
-        *("visible_keys", "write_cache"),
-    ),
+    "layers.attention": ("MultiHeadAttention", "PositionalEmbedding", "RotaryEmbedding", "SinusoidalEmbedding"),
     "layers.class_metrics": (
         *("BalancedAccuracy", "ClassF1Score", "ClassPrecision", "ClassRecall", "CohenKappa", "LogLoss"),
         *("MatthewsCorrelation", "MeanIoU"),

@@ -146,6 +146,33 @@ class Layer(metaclass=LayerMeta):
         """Set the value of a state after this call."""
         self.context.update_state(self, name, value)
 
+    def cache(
+        self, keys: Value, values: Value, *, length: int, window: int | None = None
+    ) -> tuple[Value, Value, Value]:
+        """Return keys, values and mask for causal attention: those of this call and of all tokens before.
+
+        ``keys`` and ``values`` are [batch, heads, length, size]. Those of ``length`` positions are states, which a call
+        writes at the position of the model. With ``window`` each token attends to that many positions. The mask is
+        bool and broadcasts to [batch, heads, queries, keys]. Training graphs attend to the tokens of the call only.
+        """
+        from mithril.models.language import caching
+
+        return caching.cached(self, keys, values, length, window)
+
+    def first_position(self, x: Value) -> Value:
+        """Return the position of the first token of ``x`` [batch, length, ...]: [batch], in training graphs [].
+
+        It is the model's input ``position`` if there is one, else a state, to which each call adds its tokens.
+        """
+        return self.context.position(*x.shape[:2])
+
+    def token_counts(self, x: Value) -> Value | None:
+        """Return how many tokens of each row of ``x`` [batch, length, ...] to read, None for all; others are padding.
+
+        Recurrent layers need it to generate from prompts of different lengths: ``LSTM(8)(x, lengths=...)``.
+        """
+        return self.context.token_counts(*x.shape[:2])
+
     def add_loss(self, loss: Value) -> None:
         """Add a scalar to the loss of training, such as a penalty on activations; other programs do not compute it."""
         self.context.add_loss(loss)

@@ -50,6 +50,7 @@ class Builds(Protocol):
 
 
 RNG = "rng"
+POSITION, PADDING = "position", "padding"  # states of models that continue texts: tokens read, and not to read
 ADDED_LOSS = "added_loss"  # tag of the nodes whose results are part of the training loss
 
 
@@ -120,6 +121,7 @@ class Context:
         self.inputs_of_states: dict[str, Value] = {}  # their values before this call
         self.updated: dict[str, Value] = {}
         self.draws = 0
+        self.new_tokens: tuple[Any, Any] | None = None  # batch and length of the tokens that advance the position
         self.reparametrized: dict[tuple[int, str], Callable[[Value], Value]] = {}  # by layer and name of parameter
         self.watched: dict[str, Any] = {}  # path of a layer -> its result, None until it ran
         self.results: dict[str, Any] = {}  # path of a layer outside of loops and branches -> its first result
@@ -361,6 +363,61 @@ class Context:
         full = f"{scope}.{name}" if scope else name
         self.states[full] = self.updated[full] = value
 
+    def is_updated(self, layer: Builds, name: str) -> bool:
+        scope = self.parameter_scopes[id(layer)]
+        return (f"{scope}.{name}" if scope else name) in self.updated
+
+    def position(self, batch: Any, length: Any) -> Value:
+        """Return the position of the first token of the call: the input of that name, else a state."""
+        from mithril.ops import cast
+
+        declared = next((i for i in self.root.inputs if i.name == POSITION and i.role == "input"), None)
+        if declared is not None:
+            position: Value = cast(declared.value, dtype="int32")
+            return position
+        if self.training:
+            return self.root.constant(0, "int32")
+        return self._continued(POSITION, batch, length)
+
+    def token_counts(self, batch: Any, length: Any) -> Value | None:
+        """Return how many tokens of each row are not padding, None for all."""
+        from mithril.ops import size_value
+
+        if self.training:
+            return None
+        self.position(batch, length)
+        counts: Value = size_value(value=length) - self._continued(PADDING, batch, length)
+        return counts
+
+    def _continued(self, name: str, batch: Any, length: Any) -> Value:
+        """Return a state with a number for each row of the tokens."""
+        if Builder.current() is not self.root:
+            raise ModelError(
+                "the position of the model is read inside a branch or a loop, which may run several times",
+                hint="call the layer outside of it, or declare an input named 'position'",
+            )
+        first = self.new_tokens = self.new_tokens or (batch, length)
+        if any(equal(a, b) is False for a, b in zip(first, (batch, length), strict=True)):
+            raise ShapeError(
+                f"{batch} rows of {length} tokens in a model that continues {first[0]} rows of {first[1]} tokens",
+                hint="a cache is for the tokens that are generated, not for other sequences such as an encoder's",
+            )
+        if name not in self.states:
+            self.states[name] = self.root.input(name, (batch,), "int32", "state", tags={"init": "zeros"})
+        return self.states[name]
+
+    def _advance(self) -> None:
+        """Update the states that count tokens."""
+        from mithril.ops import full, size_value
+
+        if POSITION in self.states and self.new_tokens is not None:
+            batch, length = self.new_tokens
+            count = size_value(value=length)
+            if PADDING in self.states:
+                count = count - self.states[PADDING]
+                self.updated[PADDING] = full(shape=(batch,), value=0, dtype="int32")
+            self.updated[POSITION] = self.states[POSITION] + count
+
     def key(self) -> Value:
         """Return a new random key: the state ``rng`` folded with the number of keys drawn so far."""
         from mithril.ops import fold_in
@@ -398,6 +455,7 @@ class Context:
             from mithril.ops import fold_in
 
             self.updated[RNG] = fold_in(self.states[RNG], 0)
+        self._advance()
         return [result("state", name, value) for name, value in self.updated.items()]
 
 

@@ -7,42 +7,12 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.graph import PLACES, Builder, ModelError, ShapeError, Size, Value, equal
+from mithril.graph import ModelError, ShapeError, Size, Value
 from mithril.models.language.arguments import expect_rank, expect_size, positive, probability
+from mithril.models.language.caching import cached, combined, limit_positions, start_of
 from mithril.models.language.layer import Layer
 from mithril.models.layers.linear import Linear
 from mithril.models.layers.shape_layers import Dropout
-
-
-def write_cache(layer: Layer, name: str, x: Any, start: Any, capacity: int) -> Any:
-    """Write ``x`` [batch, heads, length, size] to the layer's cache of that name, and return all of the cache.
-
-    ``start`` is the position of the first token: [], or [batch, 1, ...] with one for each row of the batch.
-    """
-    batch, heads, _, size = x.shape
-    old = layer.state(name, (batch, heads, capacity, size), "zeros", dtype=x.dtype)
-    if start.ndim:
-        new = ops.dynamic_update_rows(old, x, ops.reshape(start, shape=(batch,)), axis=2)
-    else:
-        zero = Builder.current().constant(0, "int32")
-        new = ops.dynamic_update_slice(old, x, ops.stack(zero, zero, start, zero, axis=0))
-    layer.update_state(name, new)
-    return new
-
-
-def visible_keys(last: Any, keys: Size, window: int | None = None) -> Any:
-    """Return which of the keys each token attends to: bool, with those up to ``last`` [..., length, 1] visible."""
-    columns = ops.iota(shape=(1, keys), axis=1, dtype="int32")
-    visible = ops.less_equal(columns, last)
-    return visible if window is None else ops.logical_and(visible, ops.greater(columns, last - window))
-
-
-def limit_positions(rows: Any, size: int, owner: str) -> None:
-    """Tag the positions just computed, so that a call raises if one is not below ``size``."""
-    nodes = Builder.current().nodes
-    assert nodes[-1].result is rows
-    nodes[-1] = nodes[-1].replaced(tags={**nodes[-1].tags, PLACES: f"{size} {owner}"})
-
 
 FULL = "[batch, length, features]"
 
@@ -54,7 +24,7 @@ class MultiHeadAttention(Layer):
     a bias. With ``kv_heads`` below ``heads``, groups of heads share keys and values. ``mask`` is bool (True attends) or
     additive, and broadcasts to [batch, heads, queries, keys]. With ``cache=n`` the attention is causal, whatever
     ``causal`` is; the keys and values of n positions are states, and ``position`` is that of the first token of a call:
-    one for all rows of the batch, or one for each.
+    one for all rows of the batch, or one for each (default: the position of the model, ``Layer.first_position``).
     """
 
     inputs: tuple[str, ...] = ("query",)
@@ -81,14 +51,12 @@ class MultiHeadAttention(Layer):
         self.causal = causal
         self.bias = bias
         self.rotary = RotaryEmbedding(base=10000.0 if rotary is True else float(rotary)) if rotary else None
-        self.cache = cache
+        self.capacity = cache
         self.dropout = Dropout(probability("MultiHeadAttention", dropout))
         self.projections: list[Layer] = []  # query, key, value, output; sized by the first query if features is None
         if features is not None:
             self._create_projections(features)
-        self.optional = ("key", "value", "mask", "position") if cache else ("key", "value", "mask")
-        if cache:
-            self.inputs, self.optional = ("query", "position"), ("mask",)
+        self.optional = ("position", "mask") if cache else ("key", "value", "mask")
 
     def expects(self, terminal: str) -> Any:
         if terminal in ("query", "key", "value"):
@@ -102,12 +70,13 @@ class MultiHeadAttention(Layer):
             self._children[id(projection)] = name
 
     def build(self, *inputs: Any) -> Any:
-        if self.cache:
+        if self.capacity:
             query, position, mask = inputs
             key = value = None
+            start = position if self.rotary is None or position is not None else self.first_position(query)
         else:
             query, key, value, mask = inputs
-            position = None
+            start = position = None
         expect_rank(query, 3, layout=FULL)
         width = expect_size(query, -1, self.features, "features")
         if not isinstance(width, int) or width % self.heads:
@@ -122,44 +91,17 @@ class MultiHeadAttention(Layer):
         k = self._split(project_key(key), self.kv_heads, size)
         v = self._split(project_value(value), self.kv_heads, size)
         if self.rotary is not None:
-            q, k = self.rotary(q, position), self.rotary(k, position)
-        if position is not None:
-            k, v, mask = self._cached(k, v, position, mask, query.shape)
-        causal = self.causal and position is None
-        y = ops.attention(q, k, v, mask, causal=causal)
+            q, k = self.rotary(q, start), self.rotary(k, start)
+        if self.capacity:
+            k, v, visible = cached(self, k, v, self.capacity, start=position)
+            mask = visible if mask is None else combined(mask, visible)
+        y = ops.attention(q, k, v, mask, causal=self.causal and not self.capacity)
         y = ops.reshape(ops.transpose(y, perm=(0, 2, 1, 3)), shape=(*query.shape[:2], width))
         return self.dropout(project_output(y))
 
     @staticmethod
     def _split(x: Any, heads: int, size: int) -> Any:
         return ops.transpose(ops.reshape(x, shape=(*x.shape[:2], heads, size)), perm=(0, 2, 1, 3))
-
-    def _cached(self, k: Any, v: Any, position: Value, mask: Any, shape: tuple[Size, ...]) -> tuple[Any, Any, Any]:
-        """Write keys and values to the cache; return both caches and a mask of the positions written so far."""
-        assert self.cache is not None
-        start = _offset(position, 4, shape[0])
-        keys, values = (write_cache(self, f"cache_{n}", x, start, self.cache) for n, x in (("key", k), ("value", v)))
-        rows = ops.iota(shape=(shape[1], 1), axis=0, dtype="int32") + start
-        limit_positions(rows, self.cache, type(self).__name__)
-        visible = visible_keys(rows, self.cache)
-        if mask is None:
-            return keys, values, visible
-        if mask.dtype.is_bool:
-            return keys, values, ops.logical_and(mask, visible)
-        return keys, values, ops.where(visible, mask, float("-inf"))
-
-
-def _offset(position: Value, rank: int, batch: Size) -> Any:
-    """Return the position of the first tokens: [], or one for each row of the batch, [batch, 1, ...] of a rank."""
-    expect_rank(position, 0, 1, layout="[] or [batch]")
-    axes = () if position.shape in ((), (1,)) else (*position.shape, *[1] * (rank - 1))
-    if axes and equal(axes[0], batch) is False:  # None: the size of the batch varies
-        raise ShapeError(
-            f"'position' has {axes[0]} elements, and the batch has {batch} rows",
-            facts=[f"position {position.type}"],
-            hint=f"pass one position, of shape [], or one for each row, [{batch}]",
-        )
-    return ops.reshape(ops.cast(position, dtype="int32"), shape=axes)
 
 
 class PositionalEmbedding(Layer):
@@ -177,7 +119,7 @@ class PositionalEmbedding(Layer):
         expect_rank(x, 3, layout=FULL)
         table = self.param("weight", (self.length, x.shape[2]), self.init)
         if position is not None:
-            rows = ops.iota(shape=(x.shape[1],), axis=0, dtype="int32") + _offset(position, 2, x.shape[0])
+            rows = ops.iota(shape=(x.shape[1],), axis=0, dtype="int32") + start_of(position, 2, x.shape[0])
             limit_positions(rows, self.length, type(self).__name__)
             return x + ops.embedding(rows, table)
         if isinstance(x.shape[1], int) and x.shape[1] > self.length:
@@ -209,7 +151,7 @@ class SinusoidalEmbedding(Layer):
             raise ShapeError(
                 f"sinusoidal positions require an even number of features, got {size}", facts=[f"input {x.type}"]
             )
-        start = None if position is None else _offset(position, 3, x.shape[0])
+        start = None if position is None else start_of(position, 3, x.shape[0])
         angles = _angles(x.shape[1], size, self.base, start, x.dtype)
         waves = ops.stack(ops.sin(angles), ops.cos(angles), axis=-1)
         return x + ops.cast(ops.reshape(waves, shape=(*angles.shape[:-1], size)), dtype=x.dtype)
@@ -229,7 +171,7 @@ class RotaryEmbedding(Layer):
         size = x.shape[3]
         if not isinstance(size, int) or size % 2:
             raise ShapeError(f"rotary positions require an even head size, got {size}", facts=[f"input {x.type}"])
-        start = None if position is None else _offset(position, 4, x.shape[0])
+        start = None if position is None else start_of(position, 4, x.shape[0])
         angles = _angles(x.shape[2], size, self.base, start, x.dtype)
         cos, sin = ops.cast(ops.cos(angles), dtype=x.dtype), ops.cast(ops.sin(angles), dtype=x.dtype)
         return ops.rotary_embedding(x, cos, sin, interleaved=self.interleaved)

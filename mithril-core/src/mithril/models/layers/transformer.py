@@ -26,11 +26,11 @@ class TransformerEncoderLayer(Layer):
     """Self-attention and a two-layer MLP, each with a residual; ``norm_first`` normalizes before, not after.
 
     With ``cache=n`` the attention is causal, whatever ``causal`` is, and keeps the keys and values of n positions as
-    states; ``position`` is the position of the first token of the call.
+    states; ``position`` is the position of the first token of the call (default: that of the model).
     """
 
-    inputs: tuple[str, ...] = ("input",)
-    optional = ("mask",)
+    inputs = ("input",)
+    optional: tuple[str, ...] = ("mask",)
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class TransformerEncoderLayer(Layer):
         self.self_attn = MultiHeadAttention(
             features, heads, kv_heads=kv_heads, causal=causal, rotary=rotary, cache=cache
         )
-        self.inputs = ("input", "position") if cache else ("input",)
+        self.optional = ("position", "mask") if cache else ("mask",)
         self.linear1 = Linear(features, feedforward or 4 * features)
         self.linear2 = Linear(feedforward or 4 * features, features)
         self.norm1, self.norm2 = LayerNorm(features, eps=eps), LayerNorm(features, eps=eps)
@@ -59,7 +59,7 @@ class TransformerEncoderLayer(Layer):
         self.activation = activation_layer(activation)
 
     def expects(self, terminal: str) -> Any:
-        return _expected(self.self_attn, terminal) if terminal in self.inputs else None
+        return _expected(self.self_attn, terminal) if terminal in (*self.inputs, "position") else None
 
     def _feed(self, x: Any) -> Any:
         return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))
@@ -77,11 +77,11 @@ class TransformerDecoderLayer(Layer):
     """Causal self-attention, attention over ``memory``, and a two-layer MLP, each with a residual.
 
     With ``cache=n`` the self-attention keeps the keys and values of n positions as states; ``position`` is the position
-    of the first token of the call.
+    of the first token of the call (default: that of the model).
     """
 
-    inputs: tuple[str, ...] = ("input", "memory")
-    optional = ("mask", "memory_mask")
+    inputs = ("input", "memory")
+    optional: tuple[str, ...] = ("mask", "memory_mask")
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class TransformerDecoderLayer(Layer):
             )
         self.norm_first = norm_first
         self.self_attn = MultiHeadAttention(features, heads, causal=causal, cache=cache)
-        self.inputs = ("input", "memory", "position") if cache else ("input", "memory")
+        self.optional = ("position", "mask", "memory_mask") if cache else ("mask", "memory_mask")
         self.multihead_attn = MultiHeadAttention(features, heads)
         self.linear1 = Linear(features, feedforward or 4 * features)
         self.linear2 = Linear(feedforward or 4 * features, features)
@@ -113,7 +113,7 @@ class TransformerDecoderLayer(Layer):
         self.activation = activation_layer(activation)
 
     def expects(self, terminal: str) -> Any:
-        return _expected(self.self_attn, terminal) if terminal in self.inputs else None
+        return _expected(self.self_attn, terminal) if terminal in (*self.inputs, "position") else None
 
     def _feed(self, x: Any) -> Any:
         return self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))
@@ -136,8 +136,8 @@ class TransformerDecoderLayer(Layer):
 class TransformerEncoder(Layer):
     """``layers`` encoder layers and, with ``norm``, a final layer norm; further keywords as for one layer."""
 
-    inputs: tuple[str, ...] = ("input",)
-    optional = ("mask",)
+    inputs = ("input",)
+    optional: tuple[str, ...] = ("mask",)
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class TransformerEncoder(Layer):
     ) -> None:
         count = positive("TransformerEncoder", "layers", layers)
         self.layers = [TransformerEncoderLayer(features, heads, feedforward, eps=eps, **options) for _ in range(count)]
-        self.inputs = self.layers[0].inputs
+        self.optional = self.layers[0].optional
         self.norm = LayerNorm(features, eps=eps) if norm else None
 
     def expects(self, terminal: str) -> Any:
@@ -167,8 +167,8 @@ class TransformerEncoder(Layer):
 class TransformerDecoder(Layer):
     """``layers`` decoder layers over a memory; further keywords as for one layer."""
 
-    inputs: tuple[str, ...] = ("input", "memory")
-    optional = ("mask", "memory_mask")
+    inputs = ("input", "memory")
+    optional: tuple[str, ...] = ("mask", "memory_mask")
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class TransformerDecoder(Layer):
     ) -> None:
         count = positive("TransformerDecoder", "layers", layers)
         self.layers = [TransformerDecoderLayer(features, heads, feedforward, eps=eps, **options) for _ in range(count)]
-        self.inputs = self.layers[0].inputs
+        self.optional = self.layers[0].optional
         self.norm = LayerNorm(features, eps=eps) if norm else None
 
     def expects(self, terminal: str) -> Any:

@@ -509,6 +509,8 @@ def affine_reshape(shape: tuple[int, ...], target_shape: tuple[int, ...]) -> boo
         m = n = 1
         started = False
         while m != n or not started:
+            if started and a == len(shape) and b == len(target_shape):
+                return False  # symbols of two inputs, which are equal by a guard
             started = True
             if (typical(m) <= typical(n) and a < len(shape)) or b == len(target_shape):
                 m *= shape[a]

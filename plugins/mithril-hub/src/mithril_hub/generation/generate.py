@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,12 +53,19 @@ def generate(
     ``draft_tokens`` tokens at a time: the result is the same.
 
     Models of an encoder and a decoder read ``source``, tokens or lists of tokens of T5, spectra of Whisper. Their
-    prompt is the beginning of the result, by default the token that begins a text in the checkpoint.
+    prompt is the beginning of the result, by default the token that begins a text in the checkpoint. For models of your
+    own, ``source`` is a dictionary with the arrays of all other inputs, one row for each prompt.
     """
     if max_new_tokens < 1:
         raise InputError(f"generate: max_new_tokens={max_new_tokens}, expected at least 1")
     session = model if isinstance(model, Session) else Session(model)
-    prompts, single = _with_source(session, prompt, source) if _has_encoder(session, source) else read_prompts(prompt)
+    if isinstance(source, Mapping):
+        prompts, single = read_prompts(prompt)
+        session.attend(source)
+    else:
+        has_encoder = _has_encoder(session, source)
+        prompts, single = _with_source(session, prompt, source) if has_encoder else read_prompts(prompt)
+    session.check_source(len(prompts))
     if session.config is not None:
         check_vocabulary(prompts, session.config.vocabulary)
     sources = session.source
@@ -71,6 +78,12 @@ def generate(
         _check_beams(num_beams, sampling, draft, on_token)
         rows = [beam_search(_alone(session, sources, n), p, num_beams, stopping) for n, p in enumerate(prompts)]
     elif draft is not None:
+        if session.is_recurrent:
+            raise InputError(
+                "generate: a draft requires a model that can forget tokens, and the states of this one cannot",
+                facts=[f"recurrent states: {', '.join(session.recurrent[:4])}"],
+                hint="remove draft",
+            )
         if sources is not None:
             raise InputError("generate: a draft does not go with an encoder", hint="remove draft")
         helper, sampler = _draft(session, draft, draft_tokens), Sampler(sampling, session.backend.name, seed)
@@ -99,10 +112,7 @@ def _sampled(
                 ended[b] = stopping.ends(b, new[b])
         if all(ended):
             return new
-        # a row that has ended reads the token before its last one again, whose position exists
-        texts = [(p + t)[: len(p) + len(t) - e] for p, t, e in zip(prompts, new, ended, strict=True)]
-        session.keep([len(text) - 1 for text in texts])
-        logits = session.extend([text[-1:] for text in texts])
+        logits = session.extend([[] if e else t[-1:] for t, e in zip(new, ended, strict=True)])
 
 
 def _samples(prompts: list[list[int]], source: Source | None) -> list[int]:
@@ -136,7 +146,10 @@ def _has_encoder(session: Session, source: Any) -> bool:
     """Whether the model has an encoder; raise InputError if ``source`` does not fit that."""
     encoder = session.tokens == "decoder_input_ids"
     if source is not None and not encoder:
-        raise InputError("generate: this model has no encoder that could read source", hint="generate(model, prompt)")
+        raise InputError(
+            "generate: this model has no encoder that could read source",
+            hint="generate(model, prompt), or source={'input': array} for other inputs of a model of your own",
+        )
     if source is None and encoder:
         raise InputError(
             "generate: the encoder of this model requires source",
@@ -163,7 +176,7 @@ def _with_source(session: Session, prompt: Any, source: Any) -> tuple[list[list[
 def _alone(session: Session, source: Source | None, n: int) -> Session:
     """Return the session, prepared for the text ``n`` of several that are generated consecutively."""
     if source is not None:
-        session.attend(source.row(n))
+        session.attend(source.selected([n]))
     return session
 
 

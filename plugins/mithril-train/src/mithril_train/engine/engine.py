@@ -108,6 +108,7 @@ class Evaluation:
     run: Executable
     convert: Converters
     fixed: Mapping[str, Any]
+    initial: Mapping[str, Any]  # states that training does not have, such as caches of generation
     indices: tuple[IndexInput, ...]
     bounds: tuple[Bound | BufferBound, ...]
 
@@ -239,7 +240,8 @@ class Engine(CarriedArrays):
         _check_indices(self.backend, evaluation.indices, batch)
         inputs = {n: convert(batch[n]) for n, convert in evaluation.convert}
         inputs.update(evaluation.fixed)
-        inputs.update({i.name: self.arrays[i.name] for i in evaluation.graph.with_role("state")})
+        arrays = {**evaluation.initial, **self.arrays}
+        inputs.update({i.name: arrays[i.name] for i in evaluation.graph.with_role("state")})
         results = dict(evaluation.run(self.live(parameters), inputs))
         self._hold_bounds(evaluation.bounds, results)
         return self._reports(evaluation.graph.results_of("report"), results)
@@ -414,11 +416,13 @@ class Engine(CarriedArrays):
         bounded, bounds = with_bounds(measured)
         graph = bounded.replaced(results=tuple(r for r in bounded.results if r.role != "state"))
         graph, _ = self.compiler.pipeline.optimize(graph)
+        new = [i for i in graph.with_role("state") if i.name not in self.states]
         evaluation = Evaluation(
             graph,
             self.compiler.builder.build(graph),
             self._converters(graph, columns),
             self._fixed(graph, batch, training=False),
+            {i.name: self.placed(i.name, self._initial(i, 0, None)) for i in new},
             given_indices(measured),
             tuple(bounds),
         )

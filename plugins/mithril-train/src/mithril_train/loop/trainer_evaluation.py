@@ -99,9 +99,11 @@ class TrainerEvaluation(TrainerValues):
             if not self.engine.arrays:
                 raise InputError("nothing is trained yet", hint="trainer.fit(loader) first, or trainer.begin(batch)")
             params = self.engine.live(self._live_averages() if ema else None)
-            state = self.engine.model_states()
+            inputs = self.engine.as_inputs(columns)
             with self.watchdog.waiting("prediction", compiles=True):
-                outputs = self.compiled.evaluate(params, self.engine.as_inputs(columns), state=state, training=False)[0]
+                # caches of generation are states that training does not have
+                state = {**self.compiled.state_for(inputs, None), **self.engine.model_states()}
+                outputs = self.compiled.evaluate(params, inputs, state=state, training=False)[0]
                 chunks.append({n: np.array(self.engine.backend.to_numpy(x)) for n, x in outputs.items()})
         if not chunks:
             raise InputError("nothing to predict: the loader yielded no batch")
