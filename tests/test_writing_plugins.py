@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", re.S | re.M)
 def test_files_of_the_page_form_a_working_distribution(tmp_path):
     text = PAGE.read_text()
     files = dict(BLOCK.findall(text))
-    assert len(files) == text.count("\n```python") + text.count("\n```toml") == 10
+    assert len(files) == text.count("\n```python") + text.count("\n```toml") == 12
     for name, content in files.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -26,7 +26,8 @@ def test_files_of_the_page_form_a_working_distribution(tmp_path):
     entry = re.search(r"entry-points.mithril\]\n(.*\n)", files["pyproject.toml"])
     (info / "entry_points.txt").write_text(f"[mithril]\n{entry[1].replace(chr(34), '')}")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_acme.py"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout

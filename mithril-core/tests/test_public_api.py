@@ -14,11 +14,12 @@ import mithril
 NAMES = """
 Architecture Backend BackendError BackendSpec Builder Command CompileContext CompileTimeoutError Connection DType
 DTypeError DeviceSpec Dim Export FileFormat Found FrontendSpec GradientError Graph GraphError GuardError
-HardwareTarget IOKey InputError Lowering MemoryLimitError MithrilError Model ModelError Node OperationError OpsSpec
-Option OptionError OptionWarning Origin ParseError Pass PassError PassManager PassSpec PipelineDraft PluginError
-ProfilerSpec RewriteError Rule RuleSet ShapeError StrictError TensorType UnsupportedError Value VerificationError
-bfloat16 bool_ compile composite dtype float16 float32 float64 grad gradients hessian hookimpl hvp int16 int32
-int64 int8 jacobian jvp load op parse pass_ promote reader_limits rule uint16 uint32 uint64 uint8 vjp vmap
+HardwareTarget IOKey InputError Lowering MemoryLevel MemoryLimitError MithrilError Model ModelError Node
+OperationError OpsSpec Option OptionError OptionWarning Origin ParseError Pass PassError PassManager PassSpec
+PipelineDraft PluginError ProfilerSpec RewriteError Rule RuleSet ShapeError StrictError TensorType UnsupportedError
+Value VerificationError bfloat16 bool_ compile composite dtype float16 float32 float64 grad gradients hessian
+hookimpl hvp int16 int32 int64 int8 jacobian jvp load op parse pass_ promote reader_limits rule uint16 uint32 uint64
+uint8 vjp vmap
 """.split()
 
 

@@ -23,7 +23,16 @@ _HOME = {
     ),
     "plugins": (
         *("Architecture", "BackendSpec", "Command", "CompileContext", "DeviceSpec", "Export", "FileFormat", "Found"),
-        *("FrontendSpec", "HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft"),
+        *(
+            "FrontendSpec",
+            "HardwareTarget",
+            "Lowering",
+            "MemoryLevel",
+            "OpsSpec",
+            "Option",
+            "PassSpec",
+            "PipelineDraft",
+        ),
         *("ProfilerSpec", "hookimpl"),
     ),
     "models": ("Connection", "IOKey", "Model"),

@@ -12,6 +12,7 @@ import mithril as ml
 from mithril import plugins
 from mithril.derivatives import gradients
 from mithril.models import Dropout, IOKey, Linear, Model, Relu
+from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import DATA, MODEL, Mesh
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.planning import memory_estimate
@@ -468,6 +469,15 @@ def test_traffic_counts_tiled_bytes():
         estimate_work(fused, sharding, plugins.target(name).spec).traffic for name in ("tpu_v5e", "nvidia_a100")
     )
     assert tpu > 4 * gpu  # tiles of 128 columns hold 16 channels
+
+
+def test_costs_of_instructions_replace_declared_flops():
+    with ml.Builder() as b:
+        graph = b.build({"y": ml.ops.exp(b.input("x", (8, 128)))})
+    fused = fuse(graph, tpu=False)
+    sharding = propagate(fused.graph, Mesh({DATA: 1, MODEL: 1}), {})
+    slow = HardwareTarget("acme_board", "gpu", instructions={"exp": 1000.0})
+    assert estimate_work(fused, sharding, slow).flops == 8 * 128 * 1000
 
 
 def test_a_strip_has_a_margin():

@@ -8,6 +8,7 @@ import pytest
 
 import mithril as ml
 from mithril import plugins
+from mithril.plugins import MemoryLevel
 from mithril_targets import catalog, cpu, mobile, nvidia, tpu
 from mithril_testing import TargetConformance
 
@@ -69,6 +70,16 @@ def test_detected_cpu_figures_are_plausible():
     assert seen.cores >= 1
     assert 5e8 < seen.clock < 1e10
     assert seen.memory is None or seen.memory > 1 << 28
+
+
+def test_caches_are_levels_of_the_cpu(tmp_path, monkeypatch):
+    for k, (level, kind, size) in enumerate([(1, "Data", "48K"), (1, "Instruction", "32K"), (2, "Unified", "2M")]):
+        (tmp_path / f"index{k}").mkdir()
+        for name, text in {"level": level, "type": kind, "size": size}.items():
+            (tmp_path / f"index{k}" / name).write_text(f"{text}\n")
+    (tmp_path / "index3").mkdir()  # a level that the system does not describe
+    monkeypatch.setattr(cpu, "CACHES", tmp_path)
+    assert cpu.levels() == (MemoryLevel("L1", 48 << 10), MemoryLevel("L2", 2 << 20))
 
 
 def test_detection_is_quick():

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from mithril.backend.annotations import Positive
 from mithril.graph import Decisions, Graph, OptionError
-from mithril.plugins import Option, options
+from mithril.plugins import HardwareTarget, Option, options, target
 
 # The options of ml.compile that reach Backend.build.
 BUILD_OPTIONS = (
@@ -113,6 +113,12 @@ class BuildOptions:
         """Whether the backend may fuse operations; ``optimizations={"fusion": False}`` forbids it."""
         switches = self.settings["optimizations"]
         return all(switches.get(name) is not False for name in ("fusion", "operator_fusion"))
+
+    @property
+    def target(self) -> HardwareTarget | None:
+        """The hardware of ``target_hardware``."""
+        name = self.settings["target_hardware"]
+        return target(name).spec if name is not None else None
 
     @property
     def num_threads(self) -> int | None:

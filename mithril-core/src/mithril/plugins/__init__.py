@@ -23,7 +23,16 @@ HOMES = {
     "loader": ("HOOKS", "Plugin", "PluginProblem", "WRAPPABLE", "violated_requirements"),
     "specs": (
         *("Architecture", "BackendSpec", "Command", "CompileContext", "DeviceSpec", "Export", "FileFormat", "Found"),
-        *("FrontendSpec", "HardwareTarget", "Lowering", "OpsSpec", "Option", "PassSpec", "PipelineDraft"),
+        *(
+            "FrontendSpec",
+            "HardwareTarget",
+            "Lowering",
+            "MemoryLevel",
+            "OpsSpec",
+            "Option",
+            "PassSpec",
+            "PipelineDraft",
+        ),
         *("PluginWarning", "ProfilerSpec"),
     ),
     "tables": ("Entry", "Table", "name_owner"),

@@ -118,8 +118,35 @@ class PassSpec:
 
 @_tolerant
 @dataclass(frozen=True, slots=True)
+class MemoryLevel:
+    """A memory that each core has between its registers and the main memory.
+
+    The size of a cache selects kernels and the blocks that they read. A kernel addresses a scratchpad itself, so nodes
+    are fused only if the rows that their kernel keeps fit.
+    """
+
+    name: str
+    size: int  # bytes
+    scratchpad: bool = False
+
+    def __post_init__(self) -> None:
+        _check_name(self, self.name)
+        if self.size < 1:
+            raise ValueError(f"MemoryLevel '{self.name}' has {self.size} bytes, expected 1 or more")
+
+
+@_tolerant
+@dataclass(frozen=True, slots=True)
 class HardwareTarget:
-    """Hardware to compile for. Rates are the vendor's figures; ``costs`` refine the cost model."""
+    """Hardware to compile for: vendor's rates, levels of memory, and costs.
+
+    ``instructions`` are the operations that one element of an operation takes, by its name: ``{"exp": 20.0}``; they
+    replace its declared flops in estimates. ``costs`` are for estimates of time and memory: "efficiency" is the share
+    of the peak that products reach, "vector_flops" the operations per second outside of products, "launch" the seconds
+    before a kernel, "interconnect" the bytes per second between devices, "hop" the seconds of a message,
+    "usable_memory" the bytes that programs get, "cores", "clock" and "devices_per_chip". Keys of your own are for
+    passes of your own.
+    """
 
     name: str
     family: str  # the device kind a backend must run on: "cpu", "gpu", "tpu", "mobile", ...
@@ -130,10 +157,22 @@ class HardwareTarget:
     dtypes: tuple[str, ...] = ()  # dtypes it computes in natively, best first
     costs: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     summary: str = ""
+    levels: tuple[MemoryLevel, ...] = ()  # nearest to the registers first
+    instructions: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.aliases, self.family):
             _check_name(self, name)
+
+    @property
+    def cache(self) -> int | None:
+        """Bytes of the largest level of memory, or None if no level is described."""
+        return max((level.size for level in self.levels), default=None)
+
+    @property
+    def scratchpad(self) -> int | None:
+        """Bytes that the intermediate rows of a kernel may take, or None if there is no such limit."""
+        return min((level.size for level in self.levels if level.scratchpad), default=None)
 
 
 @_tolerant

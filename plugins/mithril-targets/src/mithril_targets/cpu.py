@@ -10,11 +10,13 @@ import platform
 import re
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
-from mithril import Found, HardwareTarget
+from mithril import Found, HardwareTarget, MemoryLevel
 from mithril_targets.system_info import read, read_int, run_command
 
 GHZ = 1e9
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # Operations in float32 per clock and core: vector units x lanes x 2, since one instruction multiplies and adds.
 _PER_CLOCK = (("avx512f", 2 * 16 * 2), ("avx2", 2 * 8 * 2), ("avx", 8 * 2), ("asimd", 2 * 4 * 2), ("neon", 2 * 4 * 2))
 _BARE = 4 * 2  # SSE2: one product and one sum of four
@@ -96,6 +98,17 @@ def _memory() -> int | None:
     return min(limits, default=None)
 
 
+def levels() -> tuple[MemoryLevel, ...]:
+    """Return the caches of data that a core does not share, as Linux reports them."""
+    caches = []
+    for folder in sorted(CACHES.glob("index*")):
+        level, kind, size = (read(folder / name) or "" for name in ("level", "type", "size"))
+        match = re.fullmatch(r"(\d+)([KM])", size)
+        if match and level in ("1", "2") and kind != "Instruction":
+            caches.append(MemoryLevel(f"L{level}", int(match[1]) << {"K": 10, "M": 20}[match[2]]))
+    return tuple(caches)
+
+
 @cache
 def target() -> HardwareTarget:
     """Return the target ``cpu``."""
@@ -138,6 +151,7 @@ def target() -> HardwareTarget:
             "interconnect": 5e9,
             "hop": 2e-5,
         },
+        levels=levels(),
         summary=f"{seen.model}, {seen.cores} cores at {seen.clock / GHZ:.2g} GHz",
     )
 

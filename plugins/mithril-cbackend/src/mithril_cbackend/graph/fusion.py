@@ -7,7 +7,8 @@ kernel if it has only one; values used by two kernels are stored, and constants 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,9 @@ class FusionPlanner:
             if attention_pattern is not None and any(plugin_lowering(n) for n in (*attention_pattern.inner, node)):
                 continue
             if attention_pattern is not None and chain is not None:
+                kernel = self._attention_kernel(attention_pattern, chain)
+                if not self._fits(attention.scratch, kernel):
+                    continue
                 self.attentions[chain[-1] if chain else node] = attention_pattern, chain
                 self.attention_nodes.update(attention_pattern.inner, [node], chain)
 
@@ -313,7 +317,7 @@ class FusionPlanner:
                 if not fits or not fused_rows.is_of_rows(other):
                     return None
                 depends.add(other.result)
-        return kernel
+        return kernel if self._fits(fused_rows.scratch, replace(kernel, nodes=[node, *kernel.nodes])) else None
 
     def _is_fused_reshape(self, node: Node) -> bool:
         """Whether to fuse a reshape rather than make it a view, so that its producer can be fused as well."""
@@ -368,8 +372,15 @@ class FusionPlanner:
             self.expanded[kernel] = self.expanded.get(kernel, 0) + 1
         return kernel
 
-    def _add_attention(self, pattern: Attention, chain: tuple[Node, ...]) -> None:
-        """Add one kernel for an attention, including mask conditions that depend only on positions."""
+    def _fits(self, scratch: Callable[[Kernel, Machine], list[Value]], kernel: Kernel) -> bool:
+        """Whether the scratchpad of each thread holds the buffers of a kernel."""
+        limit = self.machine.scratchpad
+        if limit is None:
+            return True
+        return sum(size(v) * v.dtype.bits // 8 for v in scratch(kernel, self.machine)) <= limit * self.machine.threads
+
+    def _attention_kernel(self, pattern: Attention, chain: tuple[Node, ...]) -> Kernel:
+        """Return the kernel of an attention, including mask conditions that depend only on positions."""
         producers = self.graph.producers
         conditions = attention_match.position_nodes(
             producers, [operand(n) for n in pattern.between if n.op is ops.where]
@@ -379,10 +390,13 @@ class FusionPlanner:
         zero = [producers[operand(n, 1)] for n in pattern.guard if n.op is ops.where]
         nodes = [*pattern.inner, pattern.second, *chain, *conditions, *zero]
         last = chain[-1] if chain else pattern.second
-        kernel = Kernel(attention.attention, nodes, [last.result], pattern.second, kind=attention.attention.__name__)
+        return Kernel(attention.attention, nodes, [last.result], pattern.second, kind=attention.attention.__name__)
+
+    def _add_attention(self, pattern: Attention, chain: tuple[Node, ...]) -> None:
+        kernel = self._attention_kernel(pattern, chain)
         self.steps.append(kernel)
-        inner_values = {n.result for n in nodes}
-        for node in nodes:
+        inner_values = {n.result for n in kernel.nodes}
+        for node in kernel.nodes:
             for v in node.operands:
                 if v not in inner_values:
                     self._add_user(v, kernel)

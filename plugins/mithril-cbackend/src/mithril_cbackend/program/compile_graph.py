@@ -45,6 +45,10 @@ def machine(options: BuildOptions, target: CompileTarget, num_threads: int | Non
         compact=target.optimize_size,
         features=machine_code.selected_features(cpu) if target.arch is None else (),
     )
+    hardware = options.target
+    if hardware is not None and hardware.cache is not None:
+        options.decisions.record("choice", f"the levels of memory of '{hardware.name}' select kernels and fusion")
+        return replace(result, cache=hardware.cache, scratchpad=hardware.scratchpad)
     return replace(result, cache=l2_bytes()) if target.arch is None else result
 
 

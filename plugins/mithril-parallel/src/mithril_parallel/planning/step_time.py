@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2, prod
 
-from mithril.graph import Node, Value, flops, is_product, is_windowed_product
+from mithril.graph import Node, Value, flops, is_product, is_windowed_product, numel
 from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.propagate import Collective, GraphSharding
@@ -39,7 +39,7 @@ def estimate_work(fused: FusedGraph, sharding: GraphSharding, target: HardwareTa
     size = size_function(fused, sharding, tiled=target.family == "tpu")
     flops, traffic, seconds = 0.0, 0, 0.0
     for kernel in fused.kernels:
-        products, rest = _flops(kernel, sharding, fused.strips)
+        products, rest = _flops(kernel, sharding, fused.strips, target)
         nbytes = sum(size(v) for v in (*kernel.reads, *kernel.node.results))
         nbytes = nbytes * _body_reads(kernel.node)
         flops += products + rest
@@ -56,16 +56,20 @@ def _body_reads(node: Node) -> int:
     return max(1, body_nodes // 2) if node.regions else 1
 
 
-def _flops(kernel: Kernel, sharding: GraphSharding, strips: frozenset[Value]) -> tuple[float, float]:
+def _flops(
+    kernel: Kernel, sharding: GraphSharding, strips: frozenset[Value], target: HardwareTarget
+) -> tuple[float, float]:
     """Return the operations of one device in products, and all others."""
     counts = [0.0, 0.0]
     for node in (*kernel.fused, kernel.node):
 
         def count(inner: Node, times: int) -> None:
             share = _device_share(inner, sharding) * _margin_factor(inner, sharding, strips)
-            op_flops = flops(inner)
+            cost = target.instructions.get(inner.op.name)
+            op_flops = flops(inner) if cost is None else sum(numel(v.shape) for v in inner.results)
             if isinstance(op_flops, (int, float)):
-                counts[0 if is_product(inner) else 1] += float(op_flops) * times * share
+                work = float(op_flops) if cost is None else float(op_flops) * cost
+                counts[0 if is_product(inner) else 1] += work * times * share
 
         walk(node, count)
     return counts[0], counts[1]

@@ -21,6 +21,7 @@ DESCRIPTORS = (
     "DeviceSpec",
     "PassSpec",
     "HardwareTarget",
+    "MemoryLevel",
     "Found",
     "ProfilerSpec",
     "Option",

@@ -38,6 +38,7 @@ class Machine:
         default_factory=dict
     )  # measured schedules: operation with its sizes -> schedule
     cache: int = 1 << 19  # bytes of the L2 cache, which is private to each core
+    scratchpad: int | None = None  # bytes that a kernel may keep for each thread; None: no limit
     fuse: bool = True  # whether a kernel may compute several operations
     plan: str | Callable[..., Any] = "smallest"  # strategy of the memory plan
     compact: bool = False  # whether to prefer small scratch buffers to fast kernels
