@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import pkgutil
 import subprocess
 import sys
 import tempfile
@@ -25,9 +26,8 @@ INSTALL = "pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1"
 
 # Parts of TVM that this backend never uses; importing them takes most of the time of ``import tvm``.
 UNUSED = ("tvm.relax", "tvm.runtime.disco")
-# The setting by which TVM loads its code generators for accelerators, and the attributes through which others use them.
+# The setting by which TVM loads its code generators for accelerators, and the compilers that use them.
 AUTOLOAD = "TVM_DEVICE_BACKEND_AUTOLOAD"
-ACCELERATORS = ("cuda", "metal", "rocm", "trn", "opencl", "vulkan", "webgpu", "hexagon", "adreno")
 COMPILERS = {"tvm": ("compile", "build"), "tvm.driver": ("compile", "build"), "tvm.tirx": ("build",)}
 
 
@@ -84,8 +84,9 @@ def _defer_accelerators() -> None:
         loader._autoload_backends()
         return find()
 
+    accelerators = [m.name for m in pkgutil.iter_modules(sys.modules["tvm.backend"].__path__) if m.ispkg]
     for package in ("tvm.backend", "tvm.tirx"):
-        modules = {n: partial(importlib.import_module, f"tvm.backend.{n}") for n in ACCELERATORS}
+        modules = {n: partial(importlib.import_module, f"tvm.backend.{n}") for n in accelerators}
         _defer(package, {n: partial(loaded, find) for n, find in modules.items()})
     for package, names in COMPILERS.items():
         functions: dict[str, Any] = {n: vars(sys.modules[package]).pop(n) for n in names}

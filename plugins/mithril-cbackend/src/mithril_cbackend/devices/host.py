@@ -39,19 +39,20 @@ class Host(ABC):
     model: DeviceModel
     label: str  # the device and its driver, in words
     largest_buffer: int  # bytes
-    memory: int  # bytes
+    memory: int | None  # bytes; None if the driver does not say
 
     def __init__(self) -> None:
         self.allocated = self.peak = 0
 
     def allocate(self, size: int) -> Buffer:
         """Return a buffer of at least this many bytes; raise MemoryLimitError if the device has no room for it."""
-        limit = min(self.largest_buffer, self.memory - self.allocated)
-        if size > limit:
+        available = math.inf if self.memory is None else self.memory - self.allocated
+        if size > min(self.largest_buffer, available):
+            total = "" if self.memory is None else f" of {memory_plan.format_bytes(self.memory)}"
             raise MemoryLimitError(
                 f"the device '{self.label}' has no room for an array of {memory_plan.format_bytes(size)}",
                 facts=[
-                    f"in use: {memory_plan.format_bytes(self.allocated)} of {memory_plan.format_bytes(self.memory)}",
+                    f"in use: {memory_plan.format_bytes(self.allocated)}{total}",
                     f"largest array: {memory_plan.format_bytes(self.largest_buffer)}",
                 ],
                 hint="compile with smaller shapes, or release arrays of the device that are no longer needed",

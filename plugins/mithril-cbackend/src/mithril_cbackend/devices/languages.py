@@ -13,18 +13,24 @@ C_FUNCTIONS = (
 
 @dataclass(frozen=True)
 class Language:
-    """A language: its prelude defines the functions that ``portable.py`` calls and that TVM does not print."""
+    """A language; its prelude defines the functions that ``portable.py`` calls and that TVM does not print."""
 
     name: str
-    prelude: str
     narrows: bool = False  # whether it has no elements of 8, 16 and 64 bits
     selects: bool = False  # whether TVM prints a selection of two values correctly
+    binds: bool = True  # whether TVM prints named values in linear time
+    tests_nan: bool = False  # whether drivers replace comparisons by others that differ for nan
     reserved: frozenset[str] = frozenset()  # words that names of kernels must not be
+    prelude: str = ""
+
+    def finished(self, text: str, groups: int) -> str:
+        """Return the text that TVM printed for a number of workgroups, corrected."""
+        return text
 
 
 OPENCL = Language(
     "opencl",
-    "#ifdef cl_khr_fp64\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n#endif\n"
+    prelude="#ifdef cl_khr_fp64\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n#endif\n"
     + "".join(f"#define {f}f {f}\n" for f in C_FUNCTIONS)
     + """#define float32_from_int32(x) as_float((int)(x))
 #define float32_from_uint32(x) as_float((uint)(x))
@@ -45,5 +51,3 @@ ushort half_from_float(float x) {
         + ("mix", "sign", "select")
     ),
 )
-
-LANGUAGES = {language.name: language for language in (OPENCL,)}

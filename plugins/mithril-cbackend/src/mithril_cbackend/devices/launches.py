@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril_cbackend import tir as t
-from mithril_cbackend.devices.languages import LANGUAGES, Language
+from mithril_cbackend.devices.languages import OPENCL, Language
 from mithril_cbackend.devices.model import DeviceModel
 from mithril_cbackend.devices.portable import portable
+from mithril_cbackend.devices.wgsl import WEBGPU
 from mithril_cbackend.tir.tvm_api import nodes as n, stmt, tirx, tvm, undefined_vars
 
 GROUP = "group"  # annotation of a loop whose iterations are workgroups of this many threads
 DEVICE_KERNEL = 2  # TVM's calling convention of functions that are launched
+LANGUAGES = {language.name: language for language in (OPENCL, WEBGPU)}
 LANE = "lane"  # the variable of a thread in its workgroup
 
 
@@ -46,7 +48,7 @@ def launches(name: str, function: t.Function, model: DeviceModel) -> list[Launch
         body, groups, threads = _bound(part, model)
         if groups:
             text, order = _printed(label, declared, body, parameters, language)
-            result.append(Launch(label, text, order, groups, threads))
+            result.append(Launch(label, language.finished(text, groups), order, groups, threads))
     return result
 
 

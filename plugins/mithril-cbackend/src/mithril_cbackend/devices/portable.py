@@ -68,7 +68,7 @@ class Portable:
         return self.buffers[old.name]
 
     def is_name(self, buffer: t.Buffer) -> bool:
-        return buffer.name in self.function.names and int(buffer.shape[0]) == 1
+        return self.language.binds and buffer.name in self.function.names and int(buffer.shape[0]) == 1
 
     # -- statements ---------------------------------------------------------------------------------------------------
     def statement(self, s: Any) -> list[Any]:
@@ -113,6 +113,8 @@ class Portable:
             return self.buffer(x.source)[self.expr(x.indices[0])]
         if isinstance(x, BINARY):
             return type(x)(self.expr(x.a), self.expr(x.b))
+        if self.language.tests_nan and _tests_nan(x):
+            return called("bool", "is_nan", self.expr(x.a.a))
         if isinstance(x, (n.Not, n.BitwiseNot)):
             return type(x)(self.expr(x.a))
         if isinstance(x, n.Select):
@@ -162,6 +164,11 @@ class Portable:
             return tirx.if_then_else(*arguments)
         dtype = dtype_of(x)
         return called(dtype, FUNCTIONS.get(name, name) + ("f" if dtype == "float32" else ""), *arguments)
+
+
+def _tests_nan(x: Any) -> bool:
+    """Whether an expression is that of ``tir.isnan``, ``not x <= inf``."""
+    return isinstance(x, n.Not) and isinstance(x.a, n.LE) and isinstance(x.a.b, n.FloatImm) and x.a.b.value == math.inf
 
 
 def portable(function: t.Function, language: Language) -> tuple[list[Any], Mapping[str, Any]]:

@@ -1,0 +1,13 @@
+"""Tests need a driver. Without one they are skipped, with the remedy, and fail in continuous integration."""
+
+import os
+
+import pytest
+
+from mithril_webgpu.host import INSTALL, adapters
+
+
+def pytest_collection_modifyitems(items):
+    if not adapters() and not os.environ.get("MITHRIL_REQUIRE_DEVICES"):
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason=f"no WebGPU device: {INSTALL}"))
