@@ -33,7 +33,7 @@ ONE_PAGE = {"option": "options", "pass": "passes", "hook": "hooks", "error": "er
 # Weights of pages in the search, by the beginning of their place: guides come before the reference, decisions last.
 GUIDE_WEIGHT = 4
 WEIGHTS = {"decisions/": 0.05, "changelog": 0.1, "contributing": 0.2, "how-to/": 0.3, "reference/": 1, "examples/": 0.5}
-WEIGHTS |= {"distributions/": 1, "recipes": 12, "start": 6}
+WEIGHTS |= {"distributions/": 1, "notebooks/": 2, "recipes": 12, "start": 6, "errors": 6, "options": 6, "optimizing": 6}
 Nav = list[Any]
 
 

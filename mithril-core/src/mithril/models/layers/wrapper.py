@@ -98,6 +98,6 @@ class Reparametrization(Wrapper):
         if not used:
             raise ModelError(
                 f"{layer!r} has no parameter '{self.parameter_name}'",
-                hint=f"wrap a layer with this parameter, or write {type(self).__name__}(layer, target='...')",
+                hint="replace layers that have it: replace(Linear, ...), or name another parameter by target='...'",
             )
         return results
