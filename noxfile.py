@@ -110,6 +110,14 @@ def crossings(session: nox.Session) -> None:
     session.run("python", "-m", "crossings", *session.posargs, env={"PYTHONPATH": str(ROOT / "tests")})
 
 
+@nox.session
+def operators(session: nox.Session) -> None:
+    """Import all operators of PyTorch's and JAX's own databases: ``nox -s operators -- torch --samples 6``."""
+    install(session, *map(str, DISTRIBUTIONS), "absl-py", "expecttest")
+    source, *settings = session.posargs or ["torch"]
+    session.run("python", f"benchmarks/operators_{source}.py", *settings)
+
+
 @nox.session(name="soak-graphs")
 def soak_graphs(session: nox.Session) -> None:
     """Random graphs at every level, for hours; ``-- torch --graphs 500`` tries one backend, and fewer."""

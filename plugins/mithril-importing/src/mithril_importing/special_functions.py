@@ -207,7 +207,7 @@ def _chebyshev(t: Any, coefficients: Sequence[float]) -> Any:
 
 def scaled_bessel_i(x: Any, order: int) -> Any:
     """Return exp(-abs(x)) I(x) of order 0 or 1."""
-    size = ops.abs(x)
+    size = ops.where(ops.less(x, 0.0), ops.neg(x), x) if order else ops.abs(x)  # an odd function has a slope at 0
     is_near = ops.less(size, 8.0)
     lower_part = _chebyshev(ops.where(is_near, size, 8.0) / 4.0 - 1.0, _bessel_coefficients(order, False))
     beyond = ops.where(is_near, 8.0, size)
@@ -218,6 +218,103 @@ def scaled_bessel_i(x: Any, order: int) -> Any:
 
 def bessel_i(x: Any, order: int) -> Any:
     return scaled_bessel_i(x, order) * ops.exp(ops.abs(x))
+
+
+# -- Bessel functions of both kinds -------------------------------------------------------------------------------
+def _series_of(order: int, x: Any, sign: float) -> tuple[Any, Any]:
+    """Return J(x) (or I(x) with sign 1), and the sum of its terms times twice their harmonic numbers."""
+    term = (x / 2) ** order
+    value, harmonic = np.zeros_like(x), np.zeros_like(x)
+    for k in range(60):
+        numbers = sum(1 / j for j in range(1, k + 1)) + sum(1 / j for j in range(1, k + order + 1))
+        value, harmonic = value + term, harmonic + term * numbers
+        term = term * (sign * x * x / 4) / ((k + 1) * (k + 1 + order))
+    return value, harmonic
+
+
+@lru_cache(maxsize=16)
+def _second_kind(order: int, sign: float, end: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return Chebyshev series in x**2 up to ``end``, of J / x**order and of the regular part of Y (or K)."""
+
+    def first(t: Any) -> Any:
+        x = end * np.sqrt((t + 1) / 2)
+        return _series_of(order, x, sign)[0] / x**order
+
+    def rest(t: Any) -> Any:
+        x = end * np.sqrt((t + 1) / 2)
+        value, harmonic = _series_of(order, x, sign)
+        return (np.euler_gamma * value - harmonic / 2) / x**order  # plus log(x / 2) J, and the pole
+
+    return tuple(tuple(chebyshev.chebinterpolate(f, 30).tolist()) for f in (first, rest))  # type: ignore[return-value]
+
+
+def _near_zero(x: Any, order: int, sign: float, end: float) -> tuple[Any, Any]:
+    """Return J (or I), and log(x / 2) J plus the regular part of the second kind, without its pole."""
+    t = ops.square(x) * (2.0 / end**2) - 1.0
+    first, rest = (_chebyshev(t, c) for c in _second_kind(order, sign, end))
+    power = x if order else 1.0
+    return first * power, (ops.log(x * 0.5) * first + rest) * power
+
+
+def _waves(x: Any, order: int) -> tuple[Any, Any]:
+    """Return J and Y from 8 by Hankel's expansion."""
+    factors = [1.0]
+    for k in range(1, 12):
+        factors.append(factors[-1] * (4 * order**2 - (2 * k - 1) ** 2) / (k * 8))
+    inverse = ops.reciprocal(x)
+    square = ops.neg(ops.square(inverse))
+    even, odd = polynomial(square, factors[::2]), polynomial(square, factors[1::2]) * inverse
+    size, phase = ops.sqrt(inverse * (2 / math.pi)), x - (order / 2 + 0.25) * math.pi
+    sine, cosine = ops.sin(phase), ops.cos(phase)
+    return size * (even * cosine - odd * sine), size * (even * sine + odd * cosine)
+
+
+def bessel_j(x: Any, order: int) -> Any:
+    size = ops.abs(x)
+    is_small = ops.less(size, 8.0)
+    small, _ = _near_zero(ops.where(is_small, size, 1.0), order, -1.0, 8.0)
+    value = ops.where(is_small, small, _waves(ops.where(is_small, 8.0, size), order)[0])
+    return ops.where(ops.less(x, 0.0), ops.neg(value), value) if order else value
+
+
+def bessel_y(x: Any, order: int) -> Any:
+    """Return Y; -inf at 0, and nan below."""
+    is_small = ops.less(x, 8.0)
+    z = ops.where(ops.logical_and(is_small, ops.greater(x, 0.0)), x, 1.0)
+    small = _near_zero(z, order, -1.0, 8.0)[1] * (2 / math.pi)
+    small = small - (2 / math.pi) * ops.reciprocal(z) if order else small
+    value = ops.where(is_small, small, _waves(ops.where(is_small, 8.0, x), order)[1])
+    return _of_positive(value, x, float("-inf"))
+
+
+def _of_positive(value: Any, x: Any, at_zero: float) -> Any:
+    return ops.where(ops.greater(x, 0.0), value, ops.where(ops.equal(x, 0.0), at_zero, float("nan")))
+
+
+@lru_cache(maxsize=4)
+def _decay(order: int) -> tuple[float, ...]:
+    """Return the Chebyshev series in 4 / x - 1 of exp(x) K(x) times the root of x, by its integral."""
+
+    def value(t: Any) -> Any:
+        x = 4.0 / (t + 1.0)
+        steps = np.arange(0, 2000) * 0.005
+        weights = np.where(steps == 0, 0.5, 1.0) * 0.005 * np.cosh(order * steps)
+        with np.errstate(over="ignore"):
+            return np.exp(-x[:, None] * (np.cosh(steps) - 1)) @ weights * np.sqrt(x)
+
+    return tuple(chebyshev.chebinterpolate(value, 20).tolist())
+
+
+def bessel_k(x: Any, order: int, *, scaled: bool = False) -> Any:
+    """Return K, or exp(x) K; inf at 0, and nan below."""
+    is_small = ops.less(x, 2.0)
+    z = ops.where(ops.logical_and(is_small, ops.greater(x, 0.0)), x, 1.0)
+    small = _near_zero(z, order, 1.0, 2.0)[1]
+    small = small + ops.reciprocal(z) if order else ops.neg(small)
+    far = ops.where(is_small, 2.0, x)
+    large = _chebyshev(4.0 / far - 1.0, _decay(order)) * ops.rsqrt(far)
+    small, large = (small * ops.exp(z), large) if scaled else (small, large * ops.exp(ops.neg(far)))
+    return _of_positive(ops.where(is_small, small, large), x, float("inf"))
 
 
 # -- the incomplete gamma function --------------------------------------------------------------------------------

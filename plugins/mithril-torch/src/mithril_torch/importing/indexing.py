@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.graph import equal
+from mithril.graph import equal, product
 from mithril_torch.importing.table import as_value, axis_of, broadcast, cast, is_tensor, known, line, reshape, row
 
 MASKS = ("bool", "uint8")  # dtypes of an index that selects elements
@@ -52,6 +52,25 @@ def scatter(x: Any, dim: int, index: Any, source: Any) -> Any:
 def scatter_with_reduction(x: Any, dim: int, index: Any, source: Any, *, reduce: str) -> Any:
     op = partial(ops.scatter_nd_reduce, reduction={"add": "add", "multiply": "mul"}[reduce])
     return _scattered(op, x, dim, index, source)
+
+
+@row("put")
+def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+    """Write elements at positions in the flattened tensor."""
+    flat, places = reshape(x, (-1,)), reshape(index, (-1,))
+    y = (scatter_add if accumulate else scatter)(flat, 0, places, reshape(source, (-1,)))
+    return reshape(y, x.shape)
+
+
+@row("max_unpool2d", "max_unpool3d")
+def max_unpool(x: Any, indices: Any, output_size: Any, *_: Any) -> Any:
+    """Write elements at positions in planes; all that are written to one place have its slope."""
+    lead = tuple(x.shape[: len(x.shape) - len(output_size)])
+    flat, places = reshape(x, (*lead, -1)), reshape(indices, (*lead, -1))
+    zeros = as_value(ops.full(shape=(*lead, product(output_size)), value=0.0, dtype=str(x.dtype)))
+    y = scatter(zeros, len(lead), places, ops.stop_gradient(flat))
+    y = ops.add(y, scatter_add(zeros, len(lead), places, ops.sub(flat, ops.stop_gradient(flat))))
+    return reshape(y, (*lead, *output_size))
 
 
 @row("scatter_add")

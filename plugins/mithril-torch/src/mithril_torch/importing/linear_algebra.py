@@ -105,7 +105,7 @@ def svd(x: Any, full_matrices: bool = False, compute_uv: bool = True, driver: An
 @row("_linalg_eigh")
 def eigh(x: Any, UPLO: str = "L", compute_v: bool = True) -> Any:  # the name of PyTorch
     """Return eigenvalues and eigenvectors; only one triangle of the operand is read."""
-    return factorizations.eigh(_symmetric(x, UPLO == "L"))
+    return factorizations.eigh(_with_slopes(_symmetric(x, UPLO == "L"), (x + _swapped(x)) * 0.5))
 
 
 # -- factors of general matrices ----------------------------------------------------------------------------------

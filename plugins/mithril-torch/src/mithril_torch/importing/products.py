@@ -38,6 +38,14 @@ def _sum_of_products(bias: Any, y: Any, beta: Any, alpha: Any) -> Any:
     return y if beta == 0 else ops.add(y, bias if beta == 1 else ops.mul(bias, beta))
 
 
+@row("_pdist_forward")
+def pairwise_distances(x: Any, p: float = 2.0) -> Any:
+    """Return the distances of all pairs of rows."""
+    first, second = np.triu_indices(x.shape[0], 1)
+    rows = (ops.take(x, k.astype(np.int32), axis=0) for k in (first, second))
+    return vector_norm(ops.sub(*rows), p, [-1])
+
+
 @row("linear")
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     if len(x.shape) == 1:

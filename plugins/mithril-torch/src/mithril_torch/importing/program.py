@@ -31,7 +31,7 @@ WHOLE = (
     *("var.correction", "std.correction", "dropout", "repeat_interleave.self_int", "bilinear", "channel_shuffle"),
     *("prelu", "hardshrink", "softshrink", "tril", "triu", "logsumexp", "roll", "_safe_softmax", "special_log_ndtr"),
     *("masked_scatter", "_upsample_bilinear2d_aa.vec", "_upsample_bicubic2d_aa.vec", "_upsample_nearest_exact1d.vec"),
-    *("_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec"),
+    *("_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec", "max_unpool2d", "max_unpool3d"),
 )
 
 

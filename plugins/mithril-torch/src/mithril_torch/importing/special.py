@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from mithril import ops
@@ -33,6 +34,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "special_i1e": lambda x: special.scaled_bessel_i(x, 1),
     "special_modified_bessel_i0": lambda x: special.bessel_i(x, 0),
     "special_modified_bessel_i1": lambda x: special.bessel_i(x, 1),
+    **{f"special_bessel_j{n}": partial(special.bessel_j, order=n) for n in (0, 1)},
+    **{f"special_bessel_y{n}": partial(special.bessel_y, order=n) for n in (0, 1)},
+    **{f"special_modified_bessel_k{n}": partial(special.bessel_k, order=n) for n in (0, 1)},
+    **{f"special_scaled_modified_bessel_k{n}": partial(special.bessel_k, order=n, scaled=True) for n in (0, 1)},
+    "special_spherical_bessel_j0": lambda x: ops.where(
+        ops.equal(x, 0.0), 1.0, ops.div(ops.sin(x), ops.where(ops.equal(x, 0.0), 1.0, x))
+    ),
     "igamma": special.igamma,
     "igammac": lambda a, x: special.igamma(a, x, upper=True),
     "special_zeta": special.zeta,

@@ -7,6 +7,7 @@ On CPUs they call the function of PyTorch, so an exported program runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -109,13 +110,52 @@ def _narrow(x: Any, dim: int, start: Any, length: int) -> Any:
     return x.index_select(dim, torch.where(start < 0, start + x.shape[dim], start) + torch.arange(length))
 
 
-_ON_TENSORS = {
-    function: replacement
-    for name, replacement in (
-        ("equal", _equal), ("allclose", _allclose), ("cov", _cov), ("corrcoef", _corrcoef), ("narrow", _narrow)
-    )
-    for function in (getattr(torch, name), getattr(torch.Tensor, name))
-}  # fmt: skip
+def _one_hot(x: Any, num_classes: int = -1) -> Any:
+    if num_classes < 0:
+        return torch.ops.aten.one_hot(x, num_classes)  # the number depends on data
+    return (x.unsqueeze(-1) == torch.arange(num_classes)).long()
+
+
+def _gaussian_nll_loss(
+    x: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Any:
+    var = torch.as_tensor(var, dtype=x.dtype)
+    var = var.unsqueeze(-1) if var.ndim and var.shape == x.shape[:-1] != x.shape else var
+    limit = torch.where(var < eps, eps - var, 0).detach()
+    loss = 0.5 * ((var + limit).log() + (x - target) ** 2 / (var + limit))
+    loss = loss + 0.5 * math.log(2 * math.pi) if full else loss
+    return {"mean": torch.mean, "sum": torch.sum}[reduction](loss) if reduction != "none" else loss
+
+
+def _take(x: Any, index: Any) -> Any:
+    flat = x.reshape(-1)
+    places = torch.where(index < 0, index + flat.shape[0], index)
+    return flat.index_select(0, places.reshape(-1)).reshape(index.shape)
+
+
+_original_istft = torch.istft
+
+
+def _istft(
+    x: Any, n_fft: int, hop: Any = None, size: Any = None, window: Any = None, *rest: Any, **settings: Any
+) -> Any:
+    """Call ``torch.istft`` with a window of ones, without which torch.export fails (PyTorch 2.13)."""
+    size, window = settings.pop("win_length", size), settings.pop("window", window)
+    window = x.real.new_ones(size or n_fft) if window is None else window
+    return _original_istft(x, n_fft, settings.pop("hop_length", hop), size, window, *rest, **settings)
+
+
+_REPLACED = {
+    "equal": _equal,
+    "allclose": _allclose,
+    "cov": _cov,
+    "corrcoef": _corrcoef,
+    "narrow": _narrow,
+    "take": _take,
+    "istft": _istft,
+}
+_ON_TENSORS = {getattr(place, name): f for name, f in _REPLACED.items() for place in (torch, torch.Tensor)}
+_ON_TENSORS |= {torch.nn.functional.one_hot: _one_hot, torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss}
 
 
 class _OnTensors(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
