@@ -1,4 +1,4 @@
-"""The README's test command is what ``.ci/run`` executes, and nothing else."""
+"""The README's test command is what ``.ci/run`` executes, after it has installed drivers of devices."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ def test_ci_runs_exactly_the_readmes_test_command():
     script = (PROJECT / ".ci" / "run").read_text().splitlines()
     commands = [line for line in script if line and not line.startswith("#")]
     assert commands[:2] == ["set -e", 'cd "$(dirname "$0")/.."']
-    (command,) = commands[2:]
+    *drivers, command = commands[2:]
+    assert [line.split()[0] for line in drivers] == ["if", "apt-get", "fi", "export"]
     assert f"\n```\n{command}\n```\n" in (PROJECT / "README.md").read_text()
     assert command.endswith(".venv/bin/tox")
