@@ -5,8 +5,13 @@ Each page keeps its hand-written beginning, up to the line that marks where the 
 
 from __future__ import annotations
 
+import json
 import sys
+import tomllib
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from mithril_tools.reference import entries
 
@@ -49,7 +54,30 @@ def options() -> str:
     return "\n\n".join(f"## {owner}\n\n{head}" + "\n".join(owners[owner]) for owner in ordered)
 
 
-PAGES = {"plugins.md": hooks, "cli.md": commands, "options.md": options}
+def versions() -> str:
+    """Render the versions of frameworks that the kit was run with, from ``versions.json``."""
+    rows = [
+        "| framework | version | passed | failed | repaired | skipped | admitted |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    declared = {requirement.name: requirement.specifier for requirement in requirements()}
+    for name, records in json.loads((DOCS / "versions.json").read_text()).items():
+        for version, counts in sorted(records.items(), key=lambda item: Version(item[0])):
+            figures = [str(counts.get(word, 0)) for word in ("passed", "failed", "repaired", "skipped")]
+            figures = [counts["error"], "", "", ""] if "error" in counts else figures
+            admitted = "yes" if version in declared[name] else "no"
+            rows.append(f"| {name} | {version} | {' | '.join(figures)} | {admitted} |")
+    return "\n".join(rows)
+
+
+def requirements() -> list[Requirement]:
+    """Return the requirements that the distributions declare."""
+    files = sorted(DOCS.parent.glob("plugins/*/pyproject.toml"))
+    projects = [tomllib.loads(path.read_text())["project"] for path in files]
+    return [Requirement(text) for project in projects for text in project["dependencies"]]
+
+
+PAGES = {"plugins.md": hooks, "cli.md": commands, "options.md": options, "versions.md": versions}
 
 
 def page(name: str) -> tuple[Path, str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,20 @@ def render():
 def test_page_of_hooks_equals_the_code(render):
     _, text, expected = render.page("plugins.md")
     assert text == expected, "run: python docs/render.py"
+
+
+def test_page_of_versions_equals_its_records(render):
+    _, text, expected = render.page("versions.md")
+    assert text == expected, "run: python docs/render.py"
+
+
+def test_admitted_versions_pass_the_kit_and_others_fail(render):
+    records = json.loads((DOCS / "versions.json").read_text())
+    declared = {requirement.name: requirement.specifier for requirement in render.requirements()}
+    for name, versions in records.items():
+        for version, counts in versions.items():
+            passes = "error" not in counts and counts.get("failed", 0) == counts.get("repaired", 0)
+            assert (version in declared[name]) == passes, f"{name} {version}: {counts}, declared {declared[name]}"
 
 
 @pytest.mark.parametrize("name", ["cli.md", "options.md"])

@@ -21,7 +21,7 @@ from mithril.graph import BackendError
 from mithril_cbackend.cpu_info import processors
 from mithril_cbackend.toolchains import HOST
 
-INSTALL = "pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1"
+INSTALL = "pip install 'apache-tvm>=0.27.0,<0.28'"
 
 
 # Parts of TVM that this backend never uses; importing them takes most of the time of ``import tvm``.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
+
 from mithril import ops
 from mithril.backend import (
     NUMPY_NAMES,
@@ -74,6 +76,8 @@ table.helpers(helpers.expert_matmul, helpers.expert_weight_grad)
 table.helpers(helpers.sparse_matmul, helpers.sparse_matmul_transposed)
 table.helper(helpers.floordiv_float, op="floordiv")
 table.helper(helpers.mod_float, op="mod")
+if jax.__version_info__ < (0, 10):
+    table.helper(helpers.saturated_erf, op="erf")
 
 
 @table.function("clip")
