@@ -1,0 +1,1 @@
+"""A server of models: text generation by the OpenAI interface, other models by the Open Inference Protocol."""
