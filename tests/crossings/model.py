@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 import mithril as ml
-from mithril.models import Linear, Model, Sequential, Tanh, hook
+from mithril.models import Embedding, Linear, Model, Sequential, Tanh, hook
 
+from .files import archive, checkpoint
 from .modes import MODES
 from .networks import NETWORKS
 
@@ -64,6 +65,7 @@ class Case:
 
     row: Row
     folder: Path
+    shared: Path  # a folder that all processes of a mesh have
     model: Any = None
     axes: list[str | int] = field(default_factory=list)
     rows: int = 4
@@ -86,6 +88,8 @@ class Case:
 
     def place(self, name: str) -> str:
         """Return the path of the first or the last layer."""
+        if self.row["network"] == "decoder":
+            return {"first": "*.embed_tokens", "last": "*.lm_head"}[name]
         if self.row["source"] != "sequential":
             return name
         return "0" if name == "first" else str(len(self.network.layers()) - 1)
@@ -103,6 +107,16 @@ class Case:
         else:
             values = rng.normal(size=shape).astype(np.float64 if self.double else np.float32)
         return values[: self.rows if rows is None else rows]
+
+    def change_mesh(self) -> None:
+        """Divide by another mesh; the values of the others are removed."""
+        self.options.pop("parallelism", None)
+        other = {"data": "fsdp", "fsdp": "model", "model": "data", "none": "none"}[self.row["mesh"]]
+        value("mesh", other).apply(self)
+
+    def change_engine(self) -> None:
+        self.options.pop("parallelism", None)
+        self.backend = "numpy" if self.row["engine"] != "numpy" else "torch"
 
     def compile(self, **more: Any) -> Any:
         axes = self.axes if self.open else self.sized()
@@ -182,9 +196,31 @@ def jax(case: Case) -> None:
     case.model = ml.from_jax(function, example, params=params, dynamic_shapes={"input": {0: "B"}})
 
 
+def keras(case: Case) -> None:
+    archive(case.folder / "source.keras")
+    model = Model()
+    model |= ml.from_keras(case.folder / "source.keras")(input="input", last="output")
+    case.model = model
+
+
+def stablehlo(case: Case) -> None:
+    compiled = ml.compile(own(case), "jax", shapes={"input": case_shape(case)}, inference=True)
+    params = compiled.bind(compiled.randomize_params(0)).params
+    compiled.export(case.folder / "source.mlir")
+    case.model = ml.from_stablehlo(case.folder / "source.mlir", params=params)
+
+
+def pretrained(case: Case) -> None:
+    checkpoint(case.folder / "source")
+    model = Model()
+    model |= ml.from_pretrained(case.folder / "source")(input_ids="input", logits="output")
+    case.model = model
+
+
 LISTS = "mlp dropout convolutions encoder lstm gru experts"
-IMPORTED = "torch onnx jax"
+IMPORTED = "torch onnx jax keras stablehlo pretrained"
 WIRED = "tied loop branch"
+TRAINING = "train accumulate average"
 
 JSON_CODE = Refused("files of models hold no code of other frameworks", "file export", mode="to_json")
 SOURCES = (
@@ -195,12 +231,45 @@ SOURCES = (
     Value(
         "torch",
         torch,
-        (Excluded("no module is written for it", network=f"dropout encoder gru experts {WIRED}"), JSON_CODE),
+        (
+            Excluded("no module is written for it", network=f"dropout encoder gru experts {WIRED}"),
+            JSON_CODE,
+        ),
     ),
     Value(
-        "onnx", onnx, (Excluded("training differs from inference", network="dropout branch convolutions"), JSON_CODE)
+        "onnx",
+        onnx,
+        (Excluded("training differs from inference", network="dropout branch convolutions"), JSON_CODE),
     ),
     Value("jax", jax, (Excluded("no function is written for it", network=f"{LISTS[4:]} {WIRED}"), JSON_CODE)),
+    Value(
+        "keras",
+        keras,
+        (
+            Excluded("no archive is written for it", network=f"{LISTS[4:]} {WIRED}"),
+            Known("layers of archives of Keras are not found", surgery="lora replace hook outputs freeze"),
+            JSON_CODE,
+        ),
+    ),
+    Value(
+        "stablehlo",
+        stablehlo,
+        (
+            Excluded("training differs from inference", network="dropout branch convolutions"),
+            Excluded("its programs have static sizes", sizes="open odd one empty"),
+            Excluded("the last batch of an epoch is smaller", mode=TRAINING),
+            Excluded("its programs have no layers", surgery="lora replace hook freeze outputs"),
+            Known("slices at computed places in loops are not read from ONNX", network="experts", mode="to_onnx"),
+            Refused(
+                "loops of StableHLO have no bound",
+                "max_trips gradient",
+                network="lstm gru loop",
+                mode="gradient module function",
+            ),
+            JSON_CODE,
+        ),
+    ),
+    Value("pretrained", pretrained, (Excluded("not the network of the checkpoint", network=f"{LISTS} {WIRED}"),)),
 )
 
 # surgery
@@ -211,11 +280,10 @@ def lora(case: Case) -> None:
 
 
 def replace(case: Case) -> None:
-    features = 11 if case.network.tokens else 3
-    if case.network.tokens:
+    if case.row["network"] == "tied":
         case.model.replace("tanh", ml.models.Sigmoid())
     else:
-        case.model.replace(case.place("last"), Linear(features, bias=False, name="last"))
+        case.model.replace(case.place("last"), Linear(case.network.features, bias=False))
 
 
 def hooked(case: Case) -> None:
@@ -252,10 +320,10 @@ def rows_at_once(case: Case) -> None:
 BATCHED = Excluded("an imported model declares the axis of its batch", source=IMPORTED)
 UNBATCHED = Excluded(
     "written for batches, or with an input that says how to map it",
-    network="convolutions encoder lstm gru experts dropout branch",
+    network="convolutions encoder lstm gru experts dropout branch decoder",
 )
 NO_JSON = Excluded("a transformed model is no layer, and has no JSON", mode="to_json")
-TRAINED = Excluded("changes the model that is trained, not a program", mode="train accumulate average")
+TRAINED = Excluded("changes the model that is trained, not a program", mode=TRAINING)
 SURGERY = (
     Value("none"),
     Value(
@@ -288,6 +356,7 @@ SURGERY = (
         outputs,
         (
             Excluded("values inside are found by layers only", source="onnx", network="tied loop"),
+            Excluded("its layers are inside one block", network="decoder"),
             TRAINED,
         ),
     ),
@@ -311,7 +380,7 @@ SURGERY = (
             BATCHED,
             TRAINED,
             NO_JSON,
-            Excluded("an input of integers", network="tied"),
+            Excluded("an input of integers", network="tied decoder"),
         ),
     ),
 )
@@ -335,7 +404,7 @@ SIZES = (
         "empty",
         sizes(True, 0),
         (
-            Excluded("an empty batch has no loss", mode="train accumulate average"),
+            Excluded("an empty batch has no loss", mode=TRAINING),
             Excluded("calibration needs rows", precision="int8"),
         ),
     ),
@@ -353,7 +422,7 @@ def precision(tolerance: float, **options: Any) -> Callable[[Case], None]:
 
 
 def calibrated(case: Case) -> None:
-    exact = Case({**case.row, "precision": "float32"}, case.folder, case.model, case.axes, open=True)
+    exact = Case({**case.row, "precision": "float32"}, case.folder, case.shared, case.model, case.axes, open=True)
     compiled = exact.compile(inference=True)
     compiled.bind(case.params)
     ranges = ml.calibrate_ranges(compiled, [{"input": exact.batch(32, seed)} for seed in range(2)])
@@ -378,10 +447,14 @@ def option(**options: Any) -> Callable[[Case], None]:
     return lambda case: case.options.update(options)
 
 
+def another(case: Case) -> list[Any]:
+    return [Embedding(97, 4)] if case.row["network"] == "decoder" else [own(case)]
+
+
 def cached(case: Case) -> None:
     """Programs come from the disk, and another one of the same shapes is there."""
     case.options |= {"cache": True, "cache_dir": case.folder / "cache"}
-    other = Case({**case.row, "options": "none"}, case.folder, Model(own(case), Tanh()), case.axes)
+    other = Case({**case.row, "options": "none"}, case.folder, case.shared, Model(*another(case), Tanh()), case.axes)
     other.backend = case.row["engine"]
     other.options = {name: value for name, value in case.options.items() if name != "outputs"}  # names of its layers
     for _ in range(2):
@@ -442,8 +515,16 @@ EVENTS = (
     ),
     *(
         Value(name, limits=(UNTRAINED,))
-        for name in ("second_fit", "interrupt", "exception", "resume", "resume_batch", "resume_engine")
+        for name in (
+            *("second_fit", "interrupt", "exception", "interrupt_epoch", "exception_validation"),
+            *("resume", "resume_batch"),
+        )
     ),
+    Value(
+        "resume_engine",
+        limits=(UNTRAINED, Excluded("two processes are one training", engine="torch", mesh="data fsdp model")),
+    ),
+    Value("resume_mesh", limits=(UNTRAINED, Excluded("there is no mesh", mesh="none"))),
 )
 
 # engines
@@ -458,6 +539,43 @@ def engine(name: str) -> Callable[[Case], None]:
 
 ENGINES = tuple(Value(name, engine(name)) for name in ("numpy", "jax", "torch", "mlx", "c", "ggml"))
 
+# meshes
+
+
+def mesh(sizes: tuple[int, ...], parallelism: str | None = None) -> Callable[[Case], None]:
+    def apply(case: Case) -> None:
+        backend = ml.JaxBackend if case.row["engine"] == "jax" else ml.TorchBackend
+        case.backend = backend(device="cpu", device_mesh=sizes)
+        if parallelism:
+            case.options["parallelism"] = parallelism
+
+    return apply
+
+
+WHOLE = Refused("other frameworks divide their own functions and modules", "several devices", mode="function")
+MODULE = Known("to_module() on a mesh may name unknown sizes as the reason of its refusal", mode="module")
+ONE = Excluded("a mesh has devices of JAX or PyTorch", engine="numpy mlx c ggml")
+MESHES = (
+    Value("none"),
+    *(
+        Value(name, apply, (ONE, WHOLE, MODULE))
+        for name, apply in (("data", mesh((2,))), ("fsdp", mesh((2,), "fsdp")), ("model", mesh((1, 2))))
+    ),
+)
+
+NO_WHILE = "JAX does not differentiate a bounded loop by itself, and raises its own error"
+NETWORK_LIMITS: dict[str, tuple[Limit, ...]] = {
+    "loop": (
+        Known(NO_WHILE, engine="jax", mode="function"),
+        Known(NO_WHILE, engine="jax", mode="gradient", options="framework"),
+    ),
+    "decoder": (
+        Excluded(
+            "the network is that of a checkpoint",
+            source="layers sequential functional json torch onnx jax keras stablehlo",
+        ),
+    ),
+}
 MODE_LIMITS: dict[str, tuple[Limit, ...]] = {
     "to_gguf": (Excluded("files of GGML", engine="numpy jax torch mlx c"),),
     "module": (Excluded("a module of PyTorch", engine="numpy jax mlx c ggml"),),
@@ -470,18 +588,26 @@ def network(case: Case) -> None:
 
 
 FACTORS: dict[str, tuple[Value, ...]] = {
-    "network": tuple(Value(name, network) for name in NETWORKS),
+    "network": tuple(Value(name, network, NETWORK_LIMITS.get(name, ())) for name in NETWORKS),
     "source": SOURCES,
     "surgery": SURGERY,
     "sizes": SIZES,
     "precision": PRECISIONS,
     "options": OPTIONS,
     "engine": ENGINES,
+    "mesh": MESHES,
     "event": EVENTS,
     "mode": tuple(Value(name, limits=MODE_LIMITS.get(name, ())) for name in MODES),
 }
 BY_NAME = {(factor, one.name): one for factor, values in FACTORS.items() for one in values}
-PLAIN = {"sizes": "exact", "precision": "float32", "options": "none", "engine": "numpy", "event": "none"}
+PLAIN = {
+    "sizes": "exact",
+    "precision": "float32",
+    "options": "none",
+    "engine": "numpy",
+    "mesh": "none",
+    "event": "none",
+}
 
 
 def value(factor: str, name: str) -> Value:
@@ -494,9 +620,9 @@ def limits(row: Row) -> list[Limit]:
     return [limit for limit in applicable if limit]
 
 
-def make(row: Row, folder: Path, params: Mapping[str, Any] | None = None) -> Case:
+def make(row: Row, folder: Path, shared: Path, params: Mapping[str, Any] | None = None) -> Case:
     """Apply the values of a row, in the order of the factors; calibration needs parameters."""
-    case = Case(row, folder, params=params or {})
+    case = Case(row, folder, shared, params=params or {})
     for factor in FACTORS:
         value(factor, row[factor]).apply(case)
     return case

@@ -39,6 +39,8 @@ def plain(values: Any) -> Arrays:
 
 
 def plain_array(value: Any) -> np.ndarray:
+    if hasattr(value, "full_tensor"):  # in parts on a mesh
+        value = value.full_tensor()
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = (value.double() if value.is_floating_point() else value).numpy()
@@ -152,6 +154,7 @@ class Seen(ml.Callback):
 
     def __init__(self, stop_at: int = 0, error: type[BaseException] = KeyboardInterrupt) -> None:
         self.stop_at, self.error = stop_at, error
+        self.place = ""  # a callback that stops fit
         self.numbers: list[np.ndarray] = []
         self.steps: list[list[np.ndarray]] = []
         self.waiting: list[np.ndarray] = []
@@ -165,6 +168,17 @@ class Seen(ml.Callback):
 
     def batch_end(self, trainer: Any, report: Any) -> None:
         self.waiting.append(self.numbers[-1])
+
+    def validation_begin(self, trainer: Any) -> None:
+        self.strike(trainer, "validation_begin")
+
+    def epoch_end(self, trainer: Any, row: Any) -> None:
+        self.strike(trainer, "epoch_end")
+
+    def strike(self, trainer: Any, place: str) -> None:
+        if self.place == place:
+            self.place = ""
+            raise self.error("the row ends fit here")
 
     def step_end(self, trainer: Any, report: Any) -> None:
         self.steps.append(self.waiting)
@@ -210,22 +224,25 @@ def train(case: Any, params: Arrays) -> Arrays:
     trainer = trainer_of(case, params)
     loader, _ = data(case)
     seen = Seen()
-    folder = case.folder / "run"
+    folder = case.shared / "run"
     if event == "none" or event == "threads":
         trainer.fit(loader, epochs=2, callbacks=[seen])
     elif event == "second_fit":
         trainer.fit(loader, epochs=1, callbacks=[seen])
         trainer.fit(loader, epochs=1, callbacks=[seen])
-    elif event in ("interrupt", "exception"):
-        seen.stop_at, seen.error = (2, KeyboardInterrupt) if event == "interrupt" else (2, ZeroDivisionError)
+    elif event.startswith(("interrupt", "exception")):
+        seen.error = KeyboardInterrupt if event.startswith("interrupt") else ZeroDivisionError
+        seen.place = {"interrupt_epoch": "epoch_end", "exception_validation": "validation_begin"}.get(event, "")
+        seen.stop_at = 0 if seen.place else 2
+        validation = loader if event == "exception_validation" else None
         try:
-            trainer.fit(loader, epochs=2, callbacks=[seen])
+            trainer.fit(loader, epochs=2, callbacks=[seen], validation=validation)
         except (KeyboardInterrupt, ZeroDivisionError):
             pass
         else:
             raise Wrong("fit swallows what a callback raises")
         trainer.evaluate(loader)
-        trainer.fit(loader, epochs=2, callbacks=[seen])
+        trainer.fit(loader, epochs=2 - trainer.epoch, callbacks=[seen], validation=validation)
     else:
         seen.stop_at = 2
         try:
@@ -235,7 +252,9 @@ def train(case: Any, params: Arrays) -> Arrays:
         if event == "resume_batch":
             loader, _ = data(case, 3)
         if event == "resume_engine":
-            case.backend = "numpy" if case.backend != "numpy" else "torch"
+            case.change_engine()
+        if event == "resume_mesh":
+            case.change_mesh()
         trainer, seen.resumed = trainer_of(case, params), True
         trainer.fit(loader, epochs=2, callbacks=[seen], resume=str(folder))
     case.seen = seen

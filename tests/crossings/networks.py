@@ -43,7 +43,7 @@ class Network:
     model: Callable[[], Model] | None = None
     module: Callable[[], Any] | None = None
     tokens: int = 0
-    hidden: str = "first"
+    features: int = 3  # of the output
 
 
 def mlp() -> list[Layer]:
@@ -159,4 +159,5 @@ NETWORKS = {
     "tied": Network(("B", "T"), model=tied, tokens=11),
     "loop": Network(("B", 6), model=loop),
     "branch": Network(("B", 6), model=branch),
+    "decoder": Network(("B", "T"), tokens=97, features=97),
 }

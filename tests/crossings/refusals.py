@@ -10,7 +10,7 @@ from .model import FACTORS, Known, Limit, Refused
 HEAD = """# Features together
 
 Rows of features that are used together (a source of the model, surgery, sizes, precision, an option, an engine, a
-mode, an event) are drawn so that each pair appears, and each is compared with the same row on NumPy without
+mesh, a mode, an event) are drawn so that each pair appears, and each is compared with the same row on NumPy without
 optimizations; `nox -s crossings` runs them. This page is written from the feature model, `tests/crossings/model.py`.
 """
 

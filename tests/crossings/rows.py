@@ -12,7 +12,7 @@ from .model import FACTORS, Excluded, Row, limits
 
 FOUND = Path(__file__).with_name("found.txt")
 NAMES = {factor: [one.name for one in values] for factor, values in FACTORS.items()}
-TRIPLES = (("source", "surgery", "mode", "engine"),)
+TRIPLES = (("source", "surgery", "mode", "engine"), ("mode", "mesh", "event"))
 
 
 def allowed(row: Row) -> bool:
@@ -67,7 +67,20 @@ def covering(factors: Sequence[str], strength: int, rng: random.Random) -> list[
         if part in waiting and (row := completed(dict(part), waiting, factors, strength, rng)):
             rows.append(row)
             waiting -= parts(row, factors, strength)
+    for part in order:  # those that no order of the factors met
+        if part in waiting and (row := searched(dict(part))):
+            rows.append(row)
+            waiting -= parts(row, factors, strength)
     return rows
+
+
+def searched(row: Row) -> Row | None:
+    """Return the first allowed row with these values, or None."""
+    choices = {f: [n for n in names if allowed({**row, f: n})] for f, names in NAMES.items() if f not in row}
+    if not choices:
+        return {factor: row[factor] for factor in FACTORS}
+    factor = min(choices, key=lambda name: len(choices[name]))
+    return next((result for name in choices[factor] if (result := searched({**row, factor: name}))), None)
 
 
 def combinations_of(factors: Sequence[str], strength: int) -> set[tuple[tuple[str, str], ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import random
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from crossings.oracle import judge
 from mithril import plugins
 
 SEED = "first"  # fixed, so that a commit fails for its own changes; nightly runs take the date (nox -s crossings)
-ROWS = {"numpy": 100, "torch": 20, "jax": 5, "mlx": 20, "c": 6, "ggml": 20}  # some ten seconds of each engine
+ROWS = {"numpy": 27, "torch": 2, "jax": 1, "mlx": 20, "c": 2, "ggml": 10}  # some ten seconds of each engine
 PAGE = Path(__file__).parents[2] / "docs/crossings.md"
 
 
@@ -81,6 +80,6 @@ def test_page_of_refusals():
 
 
 def test_every_value_has_a_row():
-    drawn = random.Random(0).sample(rows.pairs(SEED), 150)
+    drawn = rows.pairs(SEED)
     missing = {(f, v.name) for f, values in FACTORS.items() for v in values} - {i for row in drawn for i in row.items()}
     assert not missing
