@@ -12,6 +12,6 @@ def test_ci_runs_exactly_the_readmes_test_command():
     commands = [line for line in script if line and not line.startswith("#")]
     assert commands[:2] == ["set -e", 'cd "$(dirname "$0")/.."']
     *drivers, command = commands[2:]
-    assert [line.split()[0] for line in drivers] == ["if", "apt-get", "fi", "export"]
+    assert not [line for line in drivers if "pip" in line or "tox" in line or "pytest" in line]
     assert f"\n```\n{command}\n```\n" in (PROJECT / "README.md").read_text()
     assert command.endswith(".venv/bin/tox")
