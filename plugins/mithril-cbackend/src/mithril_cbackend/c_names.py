@@ -36,7 +36,7 @@ LIBRARY = frozenset(
 OWN = frozenset(
     """
     self run at ready other vector lanes f16 f32 f64 i16 i32 i64 u16 u32 u64
-    bits_int32 bits_uint32 bits_int64 float_of_int32 float_of_uint32
+    bits_int32 bits_uint32 bits_int64 float_of_int32 float_of_uint32 double_of_int64
     VECTOR CONST_VECTOR EVERY SHUFFLE PARALLEL PREFETCH ROLLED WIDE LANES MAY_ALIAS
     int8x4s unsigned_int8x4 floats INT8X4_TYPE STEP_U8S8 PART_U8S8 STEP_BF16 DOT_S8S8 EVERY_INT8X4 dot_int8x4
     GROUP_NUMBERS GROUP_HALVES GROUP_CODES GROUP_FLOATS GROUP_BYTES GROUP_ZERO GROUP_DOT GROUP_PART

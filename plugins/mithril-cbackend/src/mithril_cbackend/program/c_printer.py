@@ -120,6 +120,7 @@ typedef int32_t lanes __attribute__((vector_size(LANES * 4)));
     "bits_int64": "static inline int64_t bits_int64(double x) { int64_t y; memcpy(&y, &x, 8); return y; }\n",
     "float_of_int32": "static inline float float_of_int32(int32_t x) { float y; memcpy(&y, &x, 4); return y; }\n",
     "float_of_uint32": "static inline float float_of_uint32(uint32_t x) { float y; memcpy(&y, &x, 4); return y; }\n",
+    "double_of_int64": "static inline double double_of_int64(int64_t x) { double y; memcpy(&y, &x, 8); return y; }\n",
     "at": "static inline void *at(int64_t address) { return (void *)(intptr_t)address; }\n",
 }
 
@@ -191,6 +192,8 @@ class Printer:
             self.store(s)
         elif isinstance(s, n.AllocBuffer):
             self.allocate(s.buffer)
+        elif isinstance(s, n.IfThenElse) and self.is_rare(s):
+            self.rare(s)
         elif isinstance(s, n.IfThenElse):
             self.line(f"if ({self.expr(s.condition)}) {{")
             self.inside(s.then_case)
@@ -214,6 +217,23 @@ class Printer:
         self.depth += 1
         self.statement(s)
         self.depth -= 1
+
+    def is_rare(self, s: Any) -> bool:
+        """Whether a statement is one of ``Code.rarely``: both branches store the same named value."""
+        return isinstance(s.else_case, n.BufferStore) and s.else_case.buffer.name in self.function.names
+
+    def rare(self, s: Any) -> None:
+        usual, far = s.else_case, s.then_case
+        name = usual.buffer.name
+        self.line(f"{TYPES[str(usual.buffer.dtype)]} {name} = {self.expr(usual.value)};")
+        *steps, last = list(far.seq) if isinstance(far, n.SeqStmt) else [far]
+        self.line(f"if ({self.expr(last.value.condition)}) {{")  # of this lane
+        self.depth += 1
+        for step in steps:
+            self.statement(step)
+        self.line(f"{name} = {self.expr(last.value.true_value)};")
+        self.depth -= 1
+        self.line("}")
 
     def allocate(self, buffer: Any) -> None:
         if buffer.name not in self.function.names:
@@ -446,7 +466,8 @@ class Printer:
         inner = self.expr(x.args[0])
         if target == "handle":
             return f"at({inner})"
-        return f"float_of_{source}({inner})" if target == "float32" else f"bits_{target}({inner})"
+        stem = {"float32": f"float_of_{source}", "float64": f"double_of_{source}"}.get(target, f"bits_{target}")
+        return f"{stem}({inner})"
 
 
 def wide(lanes: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -16,11 +16,13 @@ from mithril_cbackend.tir.expr import (
     Buffer,
     Expr,
     address_of,
+    any_above,
     cast,
     index,
     load,
     not_equal,
     reads,
+    select,
     shuffle,
     vector,
 )
@@ -101,6 +103,31 @@ class Code:
         self.names[buffer.name] = buffer
         element = load(buffer, position)
         return not_equal(element, 0) if value.dtype == "bool" else element
+
+    def rarely(self, size: Expr, limit: float, usual: Expr, far: Callable[[], Expr]) -> Expr:
+        """Return `usual`, and `far()` where a size is above a limit.
+
+        Among vectors, the second is computed for those that have a lane above the limit.
+        """
+        size = self.let(size, "size")
+        over = size > limit
+        vector, position, some = self._vector, index(0), over
+        if vector is None:
+            result = self._local("far", 1, usual.dtype)
+            self.emit(stmt.AllocBuffer(result))
+        else:
+            position = vector.variable
+            result = self._local("far", vector.lanes, usual.dtype)
+            vector.enclosing.append(stmt.AllocBuffer(result))
+            vector.varying.add(result.name)
+            some = any_above(size, limit, vector.lanes)
+        self.names[result.name] = result
+        with self.block() as yes:
+            self.store(result, position, select(over, far(), usual))
+        with self.block() as no:
+            self.store(result, position, usual)
+        self.either(some, yes, no)
+        return load(result, position)
 
     def _is_uniform(self, value: Expr, vector: VectorLoop) -> bool:
         """Whether a value is a position that is the same for all lanes, and known before the vector loop."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
 from typing import Any, overload
 
+import numpy as np
+
 from mithril.graph import Dim, ShapeError, Symbol
 from mithril_cbackend.tir.tvm_api import PointerType, nodes, tirx, tvm
 
@@ -237,6 +239,17 @@ def isnan(x: Expr) -> Expr:
 def intrinsic(name: str, x: Expr) -> Expr:
     """Apply floor, ceil, trunc, nearbyint, sqrt or abs: single instructions."""
     return Expr(getattr(tirx, name)(x.node))
+
+
+def any_above(x: Expr, limit: float, lanes: int) -> Expr:
+    """Whether a lane of a vector, which a local array of a vector loop holds, is above a limit; none is negative."""
+    held = x.node.source[tirx.Ramp(index(0).node, index(1).node, lanes)]
+    # Positive floats are ordered as their bits; a sum of signs is one instruction, a maximum one per lane.
+    whole, number = ("int32", np.float32) if x.dtype == "float32" else ("int64", np.float64)
+    bits_of_limit = int(np.array(limit, number).view(whole))
+    distance = tirx.Broadcast(const(bits_of_limit, whole).node, lanes) - tirx.reinterpret(f"{whole}x{lanes}", held)
+    name = f"llvm.vector.reduce.or.v{lanes}i{whole[3:]}"
+    return Expr(tirx.call_llvm_pure_intrin(whole, name, distance)) < 0
 
 
 def libm(name: str, *xs: Expr) -> Expr:

@@ -13,6 +13,7 @@ from mithril.graph import DType, Op, Registry, dtype as as_dtype
 from mithril.ops import CENTRAL, TAIL
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import vector_math as m
+from mithril_cbackend.lowering.element.double_math import erf_parts, with_sign
 from mithril_cbackend.lowering.element.storage_dtypes import computed
 from mithril_cbackend.lowering.int8x4.byte_operations import byte_limits, quantize_bytes
 
@@ -20,37 +21,15 @@ from mithril_cbackend.lowering.int8x4.byte_operations import byte_limits, quanti
 Rule = Callable[..., t.Expr]
 RULES: Registry[Rule] = Registry("element-wise arithmetic in C")
 rule = RULES
-LIBM = (  # functions of the same name in the C library
-    ops.sin,
-    ops.cos,
-    ops.asin,
-    ops.acos,
-    ops.atan,
-    ops.sinh,
-    ops.cosh,
-    ops.asinh,
-    ops.acosh,
-    ops.atanh,
-    ops.exp,
-    ops.expm1,
-    ops.log,
-    ops.log1p,
-    ops.tanh,
-    ops.erf,
-)
 
 
 def one(dtype: DType, value: Any) -> t.Expr:
     return t.const(value, computed(dtype))
 
 
-def calls_library(op: Op, dtype: DType) -> bool:
-    """Whether an operation calls the C library, which is not vectorized."""
-    if op in (ops.pow, ops.floordiv, ops.mod, ops.atan2):
-        return dtype.is_float
-    if op is ops.erfinv:
-        return dtype.name == "float64"
-    return op in LIBM and dtype.is_float and (dtype.name == "float64" or op not in m.OWN)
+def function(code: t.Code, op: Op, *operands: t.Expr) -> t.Expr:
+    """Evaluate an elementary function; the languages of devices have their own."""
+    return m.OWN[op](code, *operands) if code.own_functions else t.libm(op.name, *operands)
 
 
 # -- arithmetic ---------------------------------------------------------------------------------------------------
@@ -182,25 +161,25 @@ def _divmod(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType) -> tuple[t.Expr, t
     """Return Python's quotient, rounded towards minus infinity, and remainder, with the divisor's sign."""
     zero = one(dtype, 0.0)
     # As CPython and NumPy do: the rounded quotient may be one off, the remainder of fmod is exact.
-    rest = code.let(t.libm("fmod", a, b), "r")
+    exact = rest = code.let(m.fmod(code, a, b) if code.own_functions else t.libm("fmod", a, b), "r")
     quotient = code.let((a - rest) / b, "q")
     signs_differ = (b < zero) ^ (rest < zero)
     needs_shift = code.let(t.not_equal(rest, zero) & signs_differ)
-    signed_zero = t.libm("copysign", zero, b)
+    signed_zero = with_sign(code, zero, b)
     rest = t.select(t.equal(rest, zero), signed_zero, t.select(needs_shift, rest + b, rest))
     quotient = code.let(t.select(needs_shift, quotient - one(dtype, 1.0), quotient))
     down = code.let(t.intrinsic("floor", quotient))
     half = quotient - down > one(dtype, 0.5)
     down = t.select(half, down + one(dtype, 1.0), down)
-    down = t.select(t.equal(quotient, zero), t.libm("copysign", zero, a / b), down)
+    down = t.select(t.equal(quotient, zero), with_sign(code, zero, a / b), down)
     by_zero = t.equal(b, zero)
-    return t.select(by_zero, a / b, down), t.select(by_zero, t.libm("fmod", a, b), rest)
+    return t.select(by_zero, a / b, down), t.select(by_zero, exact, rest)
 
 
 @rule(ops.pow)
 def _pow(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     if dtype.is_float:
-        return t.libm("pow", a, b)
+        return function(code, ops.pow, a, b)
     a, b = code.let(a), code.let(b)
     zero, unit = one(dtype, 0), one(dtype, 1)
     base, exponent, power = a, b, unit
@@ -219,19 +198,13 @@ def _pow(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
 
 # -- functions of floats ------------------------------------------------------------------------------------------
 _op: Op  # of the loops below
-for _op in LIBM:
+for _op in m.OWN:
+    if _op is not ops.pow:
 
-    def _function(code: t.Code, x: t.Expr, dtype: DType, _op: Op = _op, **_: Any) -> t.Expr:
-        if dtype.name != "float64" and _op in m.OWN and code.own_functions:
-            return m.OWN[_op](code, x)
-        return t.libm(_op.name, x)
+        def _function(code: t.Code, *operands: Any, _op: Op = _op, **_: Any) -> t.Expr:
+            return function(code, _op, *operands[:-1])  # the last is the dtype
 
-    rule(_op)(_function)
-
-
-@rule(ops.atan2)
-def _atan2(code: t.Code, a: t.Expr, b: t.Expr, dtype: DType, **_: Any) -> t.Expr:
-    return t.libm("atan2", a, b)
+        rule(_op)(_function)
 
 
 @rule(ops.sqrt)
@@ -270,8 +243,11 @@ def _erfinv(code: t.Code, x: t.Expr, dtype: DType, **_: Any) -> t.Expr:
     y = code.let(t.select(w < c(5.0), inner, outer) * z, "y")
     if kind.bits == 64:
         for _step in range(2):
-            slope = t.libm("exp", y * c(-1.0) * y)
-            excess = t.select(z < c(0.5), t.libm("erf", y) - z, (c(1.0) - z) - t.libm("erfc", y))  # erf(y) - z
+            if code.own_functions:
+                central, complement, slope = erf_parts(code, y)
+            else:
+                central, complement, slope = t.libm("erf", y), t.libm("erfc", y), t.libm("exp", y * c(-1.0) * y)
+            excess = t.select(z < c(0.5), central - z, (c(1.0) - z) - complement)  # erf(y) - z
             step = excess / (c(1.1283791670955126) * slope)
             finite = t.intrinsic("abs", y) < c(float("inf"))
             y = code.let(y - t.select(finite, step, c(0.0)), "y")

@@ -1,16 +1,20 @@
-"""Vectorizable exp, log, log1p, expm1, tanh and erf in float32.
+"""Vectorizable elementary functions of float32, and the table of those of both dtypes.
 
-Tests bound the largest errors in ulp against float64: exp 2, log 2, log1p 4, expm1 6, tanh 5, erf 6. Float64 and other
-functions use the C library.
+Tests bound the largest errors in ulp: exp and log 2, log1p and expm1 4, tanh 5, erf 6, the others 3. Functions whose
+formula loses digits are evaluated in float64 (``double_math.py``), which costs less than compensating the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
+from functools import partial
 
 from mithril import ops
 from mithril.graph import Op
 from mithril_cbackend import tir as t
+from mithril_cbackend.lowering.element import double_math as double
+from mithril_cbackend.lowering.element.double_math import absolute, polynomial, with_sign
 
 INF = float("inf")
 
@@ -21,14 +25,6 @@ def f(value: float) -> t.Expr:
 
 def i(value: int) -> t.Expr:
     return t.const(value, "int32")
-
-
-def polynomial(code: t.Code, x: t.Expr, factors: Sequence[float]) -> t.Expr:
-    """Evaluate a polynomial by Horner's rule, highest power first."""
-    total = f(factors[0])
-    for factor in factors[1:]:
-        total = total * x + factor
-    return code.let(total, "p")
 
 
 def clamped(code: t.Code, x: t.Expr, low: float, high: float) -> t.Expr:
@@ -118,12 +114,20 @@ def log1p(code: t.Code, x: t.Expr) -> t.Expr:
 
 def expm1(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x, "x")
-    u = code.let(exp(code, x), "u")
-    less = code.let(u - 1.0, "l")
-    y = less * (x / log(code, u))
-    far = (x > 17.0) | (x < -17.0)
-    y = t.select(far, less, y)
-    return t.select(t.equal(u, 1.0), x, t.select(t.isnan(x), x, y))
+    c = code.let(t.select(x > 88.7228394, f(88.7228394), x), "c")
+    c = code.let(t.select(c < -18.0, f(-18.0), c), "c")  # nan stays
+    biased = code.let(c * LOG2_E + ROUNDING, "k")
+    less_one = _exp_less_one(code, c, code.let(biased - ROUNDING, "n"))
+    k = code.let(t.bits(biased, "int32") - i(0x4B400000), "k")
+    one = power_of_two(i(0) - k)  # 1 / 2**k, where it counts
+    one = t.select(k < i(30), one, f(0.0))
+    y = (less_one + (f(1.0) - one)) * power_of_two(k - i(1)) * 2.0
+    y = t.select(x > 88.7228394, f(INF), y)
+    return t.select(t.equal(x, 0.0), x, y)  # of -0 it is -0
+
+
+def power_of_two(k: t.Expr) -> t.Expr:
+    return t.bits(k + i(127) << i(23), "float32")
 
 
 TANH = (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
@@ -155,12 +159,232 @@ def erf(code: t.Code, x: t.Expr) -> t.Expr:
     return t.select(t.isnan(x), x, y)
 
 
-Function = Callable[[t.Code, t.Expr], t.Expr]
+# -- trigonometry -------------------------------------------------------------------------------------------------
+SIN = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
+COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
+HALF_PI, HALF_PI_REST = 1.57079632673412561417e00, 6.07710050650619224932e-11
+# 2 / pi in three parts of 29, 29 and 53 bits, from the bits that count for numbers from 2**20, 2**56 and 2**92: what
+# precedes contributes multiples of 4, whole turns.
+WINDOWS = (2.0**56, 2.0**92)
+
+
+def _two_over_pi(first: int) -> tuple[float, float, float]:
+    """Return the bits of 2 / pi from 2**-first on."""
+    digits = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE5163ABDEBBC561B7  # 264 bits after the point
+    left = digits & ((1 << 264 - first) - 1) if first > 0 else digits
+    parts = []
+    for width in (29, 29, 53):
+        shift = 264 - first - width
+        parts.append(math.ldexp(left >> shift, -first - width))
+        left &= (1 << shift) - 1
+        first += width
+    return parts[0], parts[1], parts[2]
+
+
+PARTS = [_two_over_pi(first) for first in (0, 31, 67)]
+
+
+def _within_turns(code: t.Code, x: t.Expr) -> t.Expr:
+    """Return float64 x less whole turns of 2 pi, for |x| from 2**20 to the largest float32."""
+    a = absolute(code, x)
+    turns: t.Expr | None = None
+    for near, middle, far in zip(*PARTS, strict=True):
+        part = t.select(a < WINDOWS[0], double.d(near), t.select(a < WINDOWS[1], double.d(middle), double.d(far)))
+        product = code.let(x * part, "p")
+        product = product - t.intrinsic("nearbyint", product * 0.25) * 4.0
+        turns = product if turns is None else turns + product
+    assert turns is not None
+    return code.let(turns, "turns") * (math.pi / 2)
+
+
+def _sin_or_cos(code: t.Code, x: t.Expr, turn: int) -> t.Expr:
+    """Compute the sine of x + turn * pi / 2."""
+    x = code.let(x, "x")
+    wide = t.cast(x, "float64")
+    wide = code.rarely(t.intrinsic("abs", x), double.FAR, wide, lambda: _within_turns(code, wide))
+    biased = code.let(wide * double.TWO_OVER_PI + double.ROUNDING, "k")
+    n = code.let(biased - double.ROUNDING, "n")
+    r = code.let(t.cast(wide - n * HALF_PI - n * HALF_PI_REST, "float32"), "r")
+    quadrant = code.let(t.cast(t.bits(biased, "int64"), "int32") + i(turn), "q")
+    z = code.let(r * r, "z")
+    sine = polynomial(code, z, SIN) * z * r + r
+    cosine = polynomial(code, z, COS) * (z * z) - z * 0.5 + 1.0
+    y = code.let(t.select(t.equal(quadrant & i(1), i(0)), sine, cosine), "y")
+    y = t.bits(t.bits(y, "int32") ^ (quadrant & i(2)) << i(30), "float32")
+    return y if turn else t.select(t.equal(x, 0.0), x, y)
+
+
+def sin(code: t.Code, x: t.Expr) -> t.Expr:
+    return _sin_or_cos(code, x, 0)
+
+
+def cos(code: t.Code, x: t.Expr) -> t.Expr:
+    return _sin_or_cos(code, x, 1)
+
+
+ATAN = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
+ASIN = (4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
+PI_REST = -8.74227766e-8  # pi is this plus the float32
+
+
+def _constant(x: t.Expr, value: float) -> t.Expr:
+    return t.const(value, x.dtype)
+
+
+def _pi_rest(x: t.Expr) -> float:
+    return PI_REST if x.dtype == "float32" else double.PI_REST
+
+
+def atan(code: t.Code, x: t.Expr) -> t.Expr:
+    x = code.let(x, "x")
+    a = absolute(code, x)
+    # tan(pi / 8) and its inverse bound the reductions by pi / 4 and pi / 2.
+    far, middle = code.let(a > math.sqrt(2) + 1, "far"), code.let(a > math.sqrt(2) - 1, "middle")
+    one, zero = _constant(x, 1.0), _constant(x, 0.0)
+    over = t.select(far, _constant(x, -1.0), t.select(middle, a - 1.0, a))
+    r = code.let(over / t.select(far, a, t.select(middle, a + 1.0, one)), "r")
+    z = code.let(r * r, "z")
+    terms = polynomial(code, z, ATAN) * z if x.dtype == "float32" else double.atan_terms(code, z)
+    base = t.select(far, _constant(x, math.pi / 2), t.select(middle, _constant(x, math.pi / 4), zero))
+    rest = t.select(far, _constant(x, _pi_rest(x) / 2), t.select(middle, _constant(x, _pi_rest(x) / 4), zero))
+    return with_sign(code, base + (r * terms + rest + r), x)
+
+
+def atan2(code: t.Code, y: t.Expr, x: t.Expr) -> t.Expr:
+    y, x = code.let(y, "y"), code.let(x, "x")
+    above, right = absolute(code, y), absolute(code, x)
+    both = t.equal(above, right) & (t.equal(above, INF) | t.equal(above, 0.0))
+    same = t.select(t.equal(above, 0.0), _constant(x, 0.0), _constant(x, 1.0))
+    angle = code.let(atan(code, t.select(both, same, above / right)), "angle")
+    whole = "int32" if x.dtype == "float32" else "int64"
+    left = t.bits(x, whole) < t.const(0, whole)  # also -0
+    angle = t.select(left, _constant(x, math.pi) - (angle - _pi_rest(x)), angle)
+    angle = t.select(t.isnan(x), x, angle)
+    return with_sign(code, angle, y)
+
+
+def _asin_terms(code: t.Code, z: t.Expr) -> t.Expr:
+    return polynomial(code, z, ASIN) * z if z.dtype == "float32" else double.asin_terms(code, z)
+
+
+def _from_one(code: t.Code, a: t.Expr) -> tuple[t.Expr, t.Expr, t.Expr]:
+    """Return whether a is past 1 / 2, the number whose arc sine counts, and that arc sine."""
+    beyond = code.let(a > 0.5, "beyond")
+    square = code.let((_constant(a, 1.0) - a) * 0.5, "z")
+    z = code.let(t.select(beyond, square, a * a), "z")
+    s = code.let(t.select(beyond, t.intrinsic("sqrt", square), a), "s")
+    return beyond, s, code.let(s * _asin_terms(code, z), "y")
+
+
+def asin(code: t.Code, x: t.Expr) -> t.Expr:
+    x = code.let(x, "x")
+    a = absolute(code, x)
+    beyond, s, terms = _from_one(code, a)
+    y = s + terms
+    far = _constant(x, math.pi / 2) - ((y + y) - _pi_rest(x) / 2)
+    return with_sign(code, t.select(beyond, far, y), x)
+
+
+def acos(code: t.Code, x: t.Expr) -> t.Expr:
+    x = code.let(x, "x")
+    beyond, s, terms = _from_one(code, absolute(code, x))
+    negative = code.let(x < 0.0, "negative")
+    double_angle = code.let((s + terms) * 2.0, "y")
+    far = t.select(negative, _constant(x, math.pi) - (double_angle - _pi_rest(x)), double_angle)
+    signed, terms = t.select(negative, s * -1.0, s), t.select(negative, terms * -1.0, terms)
+    near = _constant(x, math.pi / 2) - (signed - (_constant(x, _pi_rest(x) / 2) - terms))
+    return t.select(beyond, far, near)
+
+
+# -- functions of two numbers -------------------------------------------------------------------------------------
+def pow(code: t.Code, x: t.Expr, y: t.Expr) -> t.Expr:
+    x, y = code.let(x, "x"), code.let(y, "y")
+    one = _constant(x, 1.0)
+    a = absolute(code, x)
+    if x.dtype == "float32":
+        logarithm = double.log(code, t.cast(a, "float64"))
+        magnitude = t.cast(double.exp(code, logarithm * t.cast(y, "float64")), "float32")
+    else:
+        magnitude = double.magnitude_of_power(code, a, y)
+    magnitude = code.let(t.select(t.equal(a, 1.0), one, magnitude), "m")
+    half = code.let(y * 0.5, "h")
+    whole = t.equal(t.intrinsic("floor", y), y)
+    odd = whole & t.not_equal(t.intrinsic("floor", half), half)
+    power = t.select(odd, with_sign(code, magnitude, x), magnitude)
+    undefined = (x < 0.0) & (a < INF) & ~whole
+    power = t.select(undefined | t.isnan(x) | t.isnan(y), _constant(x, math.nan), power)
+    return t.select(t.equal(y, 0.0) | t.equal(x, 1.0), one, power)
+
+
+def fmod(code: t.Code, x: t.Expr, y: t.Expr) -> t.Expr:
+    """Return the remainder of the quotient rounded towards 0, which is exact."""
+    x, y = code.let(x, "x"), code.let(y, "y")
+    a, b = absolute(code, x), absolute(code, y)
+    if x.dtype == "float32":
+        c, d = t.cast(a, "float64"), t.cast(b, "float64")
+        quotient = code.let(c / d, "q")
+        # The product of a quotient of 28 bits is exact in float64.
+        usual = _remainder(code, quotient, d, partial(_less_multiple, c, d))
+        rest = t.cast(code.rarely(quotient, 2.0**28, usual, lambda: _far_remainder(code, c, d)), "float32")
+    else:
+        quotient = code.let(a / b, "q")
+        head = code.let(double.upper(b), "head")  # its products and those of the rest, of 32 bits, are exact
+
+        def difference(q: t.Expr) -> t.Expr:
+            r, lost = double.exact_difference(code, a, code.let(q * head, "p"))
+            return r - q * (b - head) + lost
+
+        usual = _remainder(code, quotient, b, difference)
+        rest = code.rarely(quotient, 2.0**21, usual, lambda: t.libm("fmod", a, b))
+    rest = t.select(t.equal(b, INF) & (a < INF), a, rest)
+    return with_sign(code, t.select(t.isnan(y), y, rest), x)
+
+
+def _less_multiple(a: t.Expr, b: t.Expr, quotient: t.Expr) -> t.Expr:
+    return a - quotient * b
+
+
+def _remainder(code: t.Code, quotient: t.Expr, b: t.Expr, difference: Callable[[t.Expr], t.Expr]) -> t.Expr:
+    rest = code.let(difference(code.let(t.intrinsic("trunc", quotient), "q")), "r")
+    return code.let(t.select(rest < 0.0, rest + b, rest), "r")  # the quotient may have been rounded up
+
+
+def _far_remainder(code: t.Code, a: t.Expr, b: t.Expr) -> t.Expr:
+    """Divide by multiples of b first; quotients of two float32 are below 2**280."""
+    for step in range(9, -1, -1):
+        divisor = code.let(b * 2.0 ** (28 * step), "d")
+        a = _remainder(code, a / divisor, divisor, partial(_less_multiple, a, divisor))
+    return a
+
+
+Function = Callable[..., t.Expr]
+
+
+def _by_dtype(single: Function, wide: Function) -> Function:
+    return lambda code, x: single(code, x) if x.dtype == "float32" else wide(code, x)
+
+
+def _in_double(wide: Function) -> Function:
+    return lambda code, x: t.cast(wide(code, t.cast(x, "float64")), x.dtype)
+
+
 OWN: dict[Op, Function] = {
-    ops.exp: exp,
-    ops.log: log,
-    ops.log1p: log1p,
-    ops.expm1: expm1,
-    ops.tanh: tanh,
-    ops.erf: erf,
+    ops.exp: _by_dtype(exp, double.exp),
+    ops.log: _by_dtype(log, double.log),
+    ops.log1p: _by_dtype(log1p, double.log1p),
+    ops.expm1: _by_dtype(expm1, double.expm1),
+    ops.tanh: _by_dtype(tanh, double.tanh),
+    ops.erf: _by_dtype(erf, double.erf),
+    ops.sin: _by_dtype(sin, double.sin),
+    ops.cos: _by_dtype(cos, double.cos),
+    ops.asin: asin,
+    ops.acos: acos,
+    ops.atan: atan,
+    ops.sinh: _in_double(double.sinh),
+    ops.cosh: _in_double(double.cosh),
+    ops.asinh: _in_double(double.asinh),
+    ops.acosh: _in_double(double.acosh),
+    ops.atanh: _in_double(double.atanh),
+    ops.atan2: atan2,
+    ops.pow: pow,
 }

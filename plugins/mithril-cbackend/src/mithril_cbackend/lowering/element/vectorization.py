@@ -27,11 +27,7 @@ def _is_vector_code(node: Node) -> bool:
     if node.op is ops.reshape:  # only one that inserts or removes axes of size 1
         values = [v for v in node.operands if v is not None] + [node.result]
         return len({tuple(n for n in shape_of(v) if n != 1) for v in values}) == 1
-    if not is_plain(node) and node.op not in STRAIGHT:
-        return False
-    # The C library has no functions of vectors: a loop that calls it stays scalar.
-    first = node.operands[0] if node.operands else None
-    return first is None or not scalar_ops.calls_library(node.op, first.dtype)
+    return is_plain(node) or node.op in STRAIGHT
 
 
 def pieces(width: int, lanes: int) -> list[tuple[int, int]]:

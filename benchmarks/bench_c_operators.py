@@ -1,0 +1,104 @@
+"""Single operators of the C backend against torch, on one thread: the times of torch over ours; above 1 is faster.
+
+``python benchmarks/bench_c_operators.py [functions] [shapes] [NAME ...]``: processor time, the best of interleaved
+rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+for variable in ("OMP_NUM_THREADS", "TVM_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import torch.nn.functional as nn  # noqa: E402
+from interleaved import interleaved  # noqa: E402
+
+import mithril as ml  # noqa: E402
+from mithril import ops  # noqa: E402
+from mithril.models import IOKey, Model  # noqa: E402
+
+Case = tuple[Callable[..., Any], Callable[..., Any], tuple[np.ndarray[Any, Any], ...]]
+RNG = np.random.default_rng(0)
+COUNT = 100_000
+UNIT, WIDE, POSITIVE = RNG.uniform(-1, 1, COUNT), RNG.uniform(-9, 9, COUNT), RNG.uniform(0.01, 9, COUNT)
+ONE = {
+    "sin": WIDE, "cos": WIDE, "tan": WIDE, "asin": UNIT, "acos": UNIT, "atan": WIDE, "sinh": WIDE, "cosh": WIDE,
+    "tanh": WIDE, "asinh": WIDE, "acosh": POSITIVE + 1, "atanh": UNIT, "exp": WIDE, "expm1": WIDE, "log": POSITIVE,
+    "log1p": POSITIVE, "erf": WIDE, "erfinv": UNIT,
+}  # fmt: skip
+TWO: dict[str, tuple[Any, Any, tuple[Any, Any]]] = {
+    "pow": (ops.pow, torch.pow, (POSITIVE, WIDE)),
+    "atan2": (ops.atan2, torch.atan2, (WIDE, UNIT)),
+    "mod": (ops.mod, torch.remainder, (WIDE, POSITIVE)),
+    "floordiv": (ops.floordiv, torch.floor_divide, (WIDE, POSITIVE)),
+}
+
+
+def functions() -> dict[str, Case]:
+    """Elementary functions of 100,000 numbers, and what consists of them."""
+    cases: dict[str, Case] = {}
+    for kind in ("float32", "float64"):
+        for name, x in ONE.items():
+            cases[f"{name} {kind}"] = (getattr(ops, name), getattr(torch, name), (x.astype(kind),))
+        for name, (ours, theirs, arrays) in TWO.items():
+            cases[f"{name} {kind}"] = (ours, theirs, tuple(x.astype(kind) for x in arrays))
+    key = np.array([0, 1], np.uint32)
+    cases["normal"] = (lambda k: ops.normal(k, shape=(COUNT,)), lambda _: torch.randn(COUNT), (key,))
+    cases["uniform"] = (lambda k: ops.uniform(k, shape=(COUNT,)), lambda _: torch.rand(COUNT), (key,))
+    p, y = (POSITIVE / 10).astype("f4"), (UNIT > 0).astype("f4")
+    cases["binary_cross_entropy"] = (ops.binary_cross_entropy, nn.binary_cross_entropy, (p, y))
+    return cases
+
+
+def random(*shape: int) -> np.ndarray[Any, Any]:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def shapes() -> dict[str, Case]:
+    """Operators whose shapes or steps are unusual."""
+    return {}
+
+
+def measured(case: Case) -> tuple[float, float, float]:
+    """Return the seconds of the C backend, of torch, and of compiling."""
+    ours, theirs, arrays = case
+    names = [f"x{k}" for k in range(len(arrays))]
+    keys = [IOKey(n, shape=list(a.shape), dtype=str(a.dtype)) for n, a in zip(names, arrays, strict=True)]
+    model = Model.create(inputs=keys, outputs={"y": ours(*keys)})
+    start = time.process_time()
+    program = ml.compile(model, ml.CBackend(num_threads=1), inference=True)
+    data = dict(zip(names, arrays, strict=True))
+    program(data)
+    compiling = time.process_time() - start
+    tensors = [torch.from_numpy(a) if a.dtype != np.uint32 else None for a in arrays]
+    ways = {"ours": lambda: program(data), "theirs": lambda: theirs(*tensors)}
+    best = interleaved(ways, seconds=0.3, min_rounds=5, clock=time.process_time)
+    return best["ours"], best["theirs"], compiling
+
+
+def main(arguments: list[str]) -> None:
+    torch.set_num_threads(1)
+    groups = {"functions": functions, "shapes": shapes}
+    chosen = [g for g in arguments if g in groups] or list(groups)
+    wanted = [a for a in arguments if a not in groups]
+    print("| operator | ours, us | torch, us | times | compiled, s |\n|---|---|---|---|---|")
+    for group in chosen:
+        for name, case in groups[group]().items():
+            if wanted and name.split()[0] not in wanted:
+                continue
+            ours, theirs, compiling = measured(case)
+            print(
+                f"| {name} | {ours * 1e6:.1f} | {theirs * 1e6:.1f} | {theirs / ours:.2f} | {compiling:.2f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
