@@ -63,7 +63,54 @@ def random(*shape: int) -> np.ndarray[Any, Any]:
 
 def shapes() -> dict[str, Case]:
     """Operators whose shapes or steps are unusual."""
-    return {}
+    image, table, ids = random(1, 3, 240, 320), random(1000, 64), RNG.integers(0, 1000, (256, 20)).astype(np.int32)
+    rows, places = random(20_000, 32), RNG.integers(0, 500, 20_000).astype(np.int32)
+    small, wide = random(8, 32, 56, 56), random(64, 32, 17, 7)
+
+    def resized(size: tuple[int, int], mode: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        def theirs(x: Any) -> Any:
+            return nn.interpolate(x, size, mode=mode, align_corners=None if mode == "nearest" else False)
+
+        return lambda x: ops.resize(x, size=size, mode=mode), theirs
+
+    def summed(axes: tuple[int, ...]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return lambda x: ops.sum(x, axis=axes), lambda x: torch.sum(x, axes)
+
+    def padded(mode: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return lambda x: ops.pad(
+            x, widths=((0, 0), (0, 0), (2, 2), (2, 2)), mode={"replicate": "edge"}.get(mode, mode)
+        ), lambda x: nn.pad(x, (2, 2, 2, 2), mode)
+
+    return {
+        "resize 240x320 to 60x80": (*resized((60, 80), "bilinear"), (image,)),
+        "product 1x5x100000": (ops.matmul, torch.matmul, (random(1, 100_000), random(100_000, 5))),
+        "product 8x8x100000": (ops.matmul, torch.matmul, (random(8, 100_000), random(100_000, 8))),
+        "product 64x10x784": (ops.matmul, torch.matmul, (random(64, 784), random(784, 10))),
+        "gram 20000x12": (lambda x: ops.matmul(x.T, x), lambda x: x.T @ x, (random(20_000, 12),)),
+        "sum axes 123": (*summed((1, 2, 3)), (wide,)),
+        "sum axes 023": (*summed((0, 2, 3)), (wide,)),
+        "sum axes 23": (*summed((2, 3)), (wide,)),
+        "pool average 7": (
+            lambda x: ops.avg_pool(x, kernel=(7, 7), stride=(7, 7)),
+            lambda x: nn.avg_pool2d(x, 7),
+            (random(1, 512, 7, 7),),
+        ),
+        "pad replicate": (*padded("replicate"), (small,)),
+        "pad reflect": (*padded("reflect"), (small,)),
+        "slice with steps": (lambda x: x[:, :, ::2, ::2], lambda x: x[:, :, ::2, ::2].contiguous(), (small,)),
+        "gather-sum": (
+            lambda i, w: ops.sum(ops.take(w, i, axis=0), axis=1),
+            lambda i, w: nn.embedding_bag(i, w, mode="sum"),
+            (ids, table),
+        ),
+        "scatter-add": (
+            lambda x, i: ops.scatter_nd_add(np.zeros((500, 32), np.float32), i, x),
+            lambda x, i: torch.zeros(500, 32).index_add_(0, i[:, 0], x),
+            (rows, places[:, None]),
+        ),
+        "cumsum 0": (lambda x: ops.cumsum(x, axis=0), lambda x: torch.cumsum(x, 0), (random(1000, 1000),)),
+        "cumsum 1": (lambda x: ops.cumsum(x, axis=1), lambda x: torch.cumsum(x, 1), (random(1000, 1000),)),
+    }
 
 
 def measured(case: Case) -> tuple[float, float, float]:
