@@ -1,12 +1,13 @@
 """Products with few rows, bound by memory bandwidth: the right operand is read once, unpacked.
 
 If its columns are contiguous, each is multiplied with every row of the left operand. If its rows are contiguous, each
-is scaled by elements of the left operand and added to accumulators of all columns.
+is scaled by elements of the left operand and added to accumulators of all columns; so are small results of long sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -16,13 +17,14 @@ from mithril_cbackend.lowering.element.element_reader import Index
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
-from mithril_cbackend.lowering.element.vectorization import vectorizable
+from mithril_cbackend.lowering.element.vectorization import pieces, vectorizable
 from mithril_cbackend.lowering.matmul.matmul_form import Product, strided_operand
 from mithril_cbackend.lowering.matmul.microkernel import count
 
 MAX_ROWS = 8  # rows of the left operand that this template takes at most
 VARIANTS = (1, 2, 3, 4, 6, 8)  # rows for which a symbolic number of rows has code of its own
 COLUMNS = 4  # columns per block if their number is symbolic
+LONG_SUM = 1024  # products of a sum from which packing the right operand costs more than narrow vectors
 UNROLL = 8  # rows of the right operand per iteration
 ACCUMULATOR_BYTES = 1 << 14  # bytes of accumulators, which fit the L1 cache
 
@@ -31,15 +33,17 @@ def is_supported(kernel: Kernel, product: Product, machine: Machine) -> bool:
     """Whether this template supports the product: few rows, and a right operand with contiguous rows or columns."""
     # Up to 8 rows the time is that of reading the right operand once; packing would read and write it
     # first. Constants are packed when the program is built, so that tiles read them as fast.
-    if (isinstance(product.m, int) and product.m > MAX_ROWS) or product.right.value in kernel.prepared:
-        return False
     right, lanes = strided_operand(product.right, kernel.producers), machine.lanes(product.kind.bits)
-    if right is None:
+    if right is None or product.right.value in kernel.prepared:
+        return False
+    by_rows = isinstance(product.n, int) and right.free == 1
+    is_long = by_rows and isinstance(product.k, int) and product.k >= LONG_SUM
+    if isinstance(product.m, int) and product.m > (2 * MAX_ROWS if is_long and product.n < lanes else MAX_ROWS):
         return False
     if right.summed == 1 and product.k >= lanes:
         return True
-    # Fewer columns leave too few independent accumulators to hide the latency of an addition.
-    return isinstance(product.n, int) and right.free == 1 and product.n >= 4 * lanes
+    # Fewer columns leave too few independent accumulators to hide the latency of an addition in short sums.
+    return by_rows and (is_long or product.n >= 4 * lanes)
 
 
 def write(frame: KernelBuilder, product: Product) -> None:
@@ -175,7 +179,9 @@ def _chunks(frame: KernelBuilder, product: Product, rows: Sequence[Any], first: 
     assert right is not None
     vector = vectorizable([n for n in frame.kernel.nodes if n is not frame.kernel.anchor])
     row_stride = -(-size // lanes) * lanes
-    segments = [(0, size // lanes, lanes, t.VECTORIZED), (size // lanes * lanes, 1, size % lanes, t.SERIAL)]
+    full = size // lanes * lanes
+    segments = [(0, size // lanes, lanes, t.VECTORIZED)]
+    segments += [(full + start, 1, width, t.VECTORIZED) for start, width in pieces(size - full, lanes)]
     work = product.work * size * chunks // product.n
     with frame.share("chunk", product.matrices * chunks, work) as (_, item):
         *batch_index, chunk = reader.split(item, (*product.batch, chunks))
@@ -191,13 +197,14 @@ def _chunks(frame: KernelBuilder, product: Product, rows: Sequence[Any], first: 
                 with reader.loop("v", vectors) as v, reader.loop("j", width, loop_kind) as j:
                     column = v * lanes + start + j
                     for i in range(len(rows)):
+                        # The products are added first: each group waits for one addition of the last one.
+                        terms = [
+                            scalar_ops.mul(code, factors[i][u], matrix.element(k + u, column), kind)
+                            for u in range(count)
+                        ]
+                        group = reduce(lambda a, b: scalar_ops.add(code, a, b, kind), terms)
                         accumulated = t.load(total, i * row_stride + column)
-                        for u in range(count):
-                            b = matrix.element(k + u, column)
-                            accumulated = scalar_ops.add(
-                                code, accumulated, scalar_ops.mul(code, factors[i][u], b, kind), kind
-                            )
-                        code.store(total, i * row_stride + column, accumulated)
+                        code.store(total, i * row_stride + column, scalar_ops.add(code, accumulated, group, kind))
 
         with reader.loop("v", len(rows) * row_stride // lanes) as v, reader.loop("j", lanes, t.VECTORIZED) as j:
             code.store(total, v * lanes + j, t.const(0, kind.name))

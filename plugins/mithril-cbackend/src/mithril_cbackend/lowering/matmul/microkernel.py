@@ -21,6 +21,7 @@ from mithril_cbackend.lowering.element import storage_dtypes
 from mithril_cbackend.lowering.element.element_reader import typical
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.scalar_ops import add, mul
+from mithril_cbackend.lowering.element.vectorization import pieces
 
 PREFETCH = 1024  # elements between the reads of a packed constant and its prefetches
 LONG = 192  # products of a sum that take much longer than storing it
@@ -137,11 +138,21 @@ def copy_packed_block(
         ):
             copy_element(i + squares * lanes, v * lanes + j)
     if width > full_width:
-        with reader.loop("j", width - full_width) as j, reader.loop("k", k) as i:
-            copy_element(i, j + full_width)
-        padding = -width % lanes if isinstance(width, int) else packed_block.row - width
-        with reader.loop("j", padding) as j, reader.loop("k", k) as i:
-            code.store(packed_block.buffer, packed_block.offset(i, j + width), t.const(0, packed_block.kind.name))
+        zero = t.const(0, packed_block.kind.name)
+        is_row = isinstance(width, int) and matrix is not None and matrix.column == 1
+        for start, size in pieces(width - full_width, lanes) if is_row else ():
+            with reader.loop("k", k) as i, reader.loop("j", size, t.VECTORIZED) as j:
+                copy_element(i, j + (full_width + start))
+        if not is_row:
+            with reader.loop("j", width - full_width) as j, reader.loop("k", k) as i:
+                copy_element(i, j + full_width)
+        if isinstance(width, int):
+            for start, size in pieces(-width % lanes, lanes):
+                with reader.loop("k", k) as i, reader.loop("j", size, t.VECTORIZED) as j:
+                    code.store(packed_block.buffer, packed_block.offset(i, j + (width + start)), zero)
+        else:
+            with reader.loop("j", packed_block.row - width) as j, reader.loop("k", k) as i:
+                code.store(packed_block.buffer, packed_block.offset(i, j + width), zero)
 
 
 def _transpose_square(frame: KernelBuilder, matrix: Matrix, packed_block: Matrix, row: Any, vector: Any) -> None:

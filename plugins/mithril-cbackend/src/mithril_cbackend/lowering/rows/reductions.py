@@ -11,11 +11,13 @@ from mithril.graph import DType, Node, Op, Value
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import scalar_ops
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
+from mithril_cbackend.lowering.element.elementwise import merge, merged
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
-from mithril_cbackend.lowering.element.vectorization import vectorizable
+from mithril_cbackend.lowering.element.vectorization import is_plain, pieces, vectorizable
 
+Emit = Callable[[dict[int, Any], t.Expr], None]  # coordinates, element of the result
 Block = Callable[[dict[int, Any], Any, int, bool], None]  # coordinates, first element, size, whether vectorized
 FOLDS = (ops.sum, ops.mean, ops.prod, ops.max, ops.min, ops.any, ops.all)
 UNROLL = 4  # independent vectors of accumulators, enough to hide the latency of a reduction step
@@ -81,14 +83,45 @@ def reduction(kernel: Kernel, name: str, machine: Machine) -> Any:
     frame = KernelBuilder(kernel, name, machine)
     node = kernel.anchor
     x, axes = operand(node), node.attributes["axis"]
-    shape = shape_of(x)
     vectors = vectorizable([n for n in kernel.nodes if n is not node])
     lanes = machine.lanes(max(x.dtype.bits, 32)) if vectors else 0
-    if not shape or len(shape) - 1 in axes:
-        _along(frame, node, x, shape, axes, lanes)
+    groups = _joined(kernel, x, axes)
+    shape = merge(frame, _read_alike(kernel, x), shape_of(x), groups)
+    kept = {k: group[0] for k, group in enumerate(groups) if group[0] not in axes}
+    reduced = tuple(k for k in range(len(groups)) if k not in kept)
+
+    def emit(coordinates: dict[int, Any], result: t.Expr) -> None:
+        index = _result_index(node, shape_of(x), axes, {kept[k]: i for k, i in coordinates.items() if k in kept})
+        frame.emit(index, result)
+
+    if not shape or len(shape) - 1 in reduced:
+        _along(frame, node, x, shape, reduced, lanes, emit)
     else:
-        _across(frame, node, x, shape, axes, lanes)
+        _across(frame, node, x, shape, reduced, lanes, emit)
     return frame.finish()
+
+
+def _read_alike(kernel: Kernel, x: Value) -> list[Value] | None:
+    """Return the values that are read at the index of x or broadcast to it, or None if others are read, too."""
+    producers, values, pending = kernel.producers, dict.fromkeys([x]), [x]
+    while pending:
+        node = producers.get(pending.pop())
+        if node is None:
+            continue
+        if not is_plain(node):
+            return None
+        operands = [v for v in node.operands if v is not None and v not in values]
+        values.update(dict.fromkeys(operands))
+        pending += operands
+    others = (v for n in kernel.nodes if n is not kernel.anchor and n.result not in values for v in n.operands)
+    return None if any(v in values for v in others) else list(values)
+
+
+def _joined(kernel: Kernel, x: Value, axes: tuple[int, ...]) -> list[list[int]]:
+    """Group adjacent reduced axes, whose loops run as one: short rows cost more than their elements."""
+    shape = shape_of(x)
+    breaks = [k for k in range(len(shape)) if k not in axes or k - 1 not in axes]
+    return merged(_read_alike(kernel, x), shape, breaks)
 
 
 def _result_index(node: Node, shape: tuple[int, ...], axes: tuple[int, ...], coordinates: dict[int, Any]) -> Index:
@@ -105,7 +138,7 @@ def last_size(shape: tuple[Any, ...]) -> Any:
 
 
 def _along(
-    frame: KernelBuilder, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int
+    frame: KernelBuilder, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int, emit: Emit
 ) -> None:
     op, dtype, code, reader = node.op, x.dtype, frame.code, frame.reader
     outer_axes = [k for k in range(len(shape)) if k not in axes]
@@ -113,7 +146,8 @@ def _along(
     is_exact = isinstance(inner, int)
     count = math.prod(shape[k] for k in axes)
     work = math.prod(shape) * len(frame.kernel.nodes)
-    lanes = lanes if not is_exact or inner >= lanes else 0
+    if is_exact and 0 < inner < lanes:
+        lanes = 1 << inner.bit_length() - 1
     sizes = [shape[k] for k in outer_axes]
     with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
         coordinates = dict(zip(outer_axes, positions, strict=True))
@@ -145,15 +179,19 @@ def _along(
                                     position = reader.position(vector * lanes + j)
                                     accumulate(j + slot * lanes, position, rest)
                 remaining = inner - num_vectors * lanes
-                if remaining:
+                if is_exact and lanes:
+                    for start, size in pieces(remaining, lanes):
+                        with reader.loop("j", size, t.VECTORIZED) as j:
+                            accumulate(j, reader.position(j + (num_vectors * lanes + start)), rest)
+                elif remaining:
                     with reader.loop("k", remaining) as k:
                         accumulate(0, reader.position(k + num_vectors * lanes) if num_vectors else k, rest)
         result = reduce_lanes(frame, op, total, width, dtype, count)
-        frame.emit(_result_index(node, shape, axes, coordinates), result)
+        emit(coordinates, result)
 
 
 def _across(
-    frame: KernelBuilder, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int
+    frame: KernelBuilder, node: Node, x: Value, shape: tuple[int, ...], axes: tuple[int, ...], lanes: int, emit: Emit
 ) -> None:
     """Reduce other axes than the last one: accumulate blocks of the last axis."""
     op, dtype, code, reader = node.op, x.dtype, frame.code, frame.reader
@@ -175,7 +213,7 @@ def _across(
         with reader.loop("l", width, kind) as lane:
             full = {**coordinates, last: reader.position(begin + lane)}
             result = finalize(code, op, code.let(load_element(total, lane, dtype)), dtype, count)
-            frame.emit(_result_index(node, shape, axes, full), result)
+            emit(full, result)
 
     over_blocks(frame, shape, axes, lanes, work, block)
 
