@@ -1,4 +1,5 @@
-"""Single operators of the C backend against torch, on one thread: the times of torch over ours; above 1 is faster.
+"""Single operators of the C backend against torch, on one thread: the times of torch over those of mithril. Above 1
+is faster.
 
 ``python benchmarks/bench_c_operators.py [functions] [shapes] [NAME ...]``: processor time, the best of interleaved
 rounds.
@@ -42,13 +43,13 @@ TWO: dict[str, tuple[Any, Any, tuple[Any, Any]]] = {
 
 
 def functions() -> dict[str, Case]:
-    """Elementary functions of 100,000 numbers, and what consists of them."""
+    """Elementary functions of 100,000 numbers, random numbers and a loss."""
     cases: dict[str, Case] = {}
     for kind in ("float32", "float64"):
         for name, x in ONE.items():
             cases[f"{name} {kind}"] = (getattr(ops, name), getattr(torch, name), (x.astype(kind),))
-        for name, (ours, theirs, arrays) in TWO.items():
-            cases[f"{name} {kind}"] = (ours, theirs, tuple(x.astype(kind) for x in arrays))
+        for name, (mithril_function, torch_function, arrays) in TWO.items():
+            cases[f"{name} {kind}"] = (mithril_function, torch_function, tuple(x.astype(kind) for x in arrays))
     key = np.array([0, 1], np.uint32)
     cases["normal"] = (lambda k: ops.normal(k, shape=(COUNT,)), lambda _: torch.randn(COUNT), (key,))
     cases["uniform"] = (lambda k: ops.uniform(k, shape=(COUNT,)), lambda _: torch.rand(COUNT), (key,))
@@ -65,13 +66,13 @@ def shapes() -> dict[str, Case]:
     """Operators whose shapes or steps are unusual."""
     image, table, ids = random(1, 3, 240, 320), random(1000, 64), RNG.integers(0, 1000, (256, 20)).astype(np.int32)
     rows, places = random(20_000, 32), RNG.integers(0, 500, 20_000).astype(np.int32)
-    small, wide = random(8, 32, 56, 56), random(64, 32, 17, 7)
+    small, rows_17x7 = random(8, 32, 56, 56), random(64, 32, 17, 7)
 
     def resized(size: tuple[int, int], mode: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        def theirs(x: Any) -> Any:
+        def torch_function(x: Any) -> Any:
             return nn.interpolate(x, size, mode=mode, align_corners=None if mode == "nearest" else False)
 
-        return lambda x: ops.resize(x, size=size, mode=mode), theirs
+        return lambda x: ops.resize(x, size=size, mode=mode), torch_function
 
     def summed(axes: tuple[int, ...]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         return lambda x: ops.sum(x, axis=axes), lambda x: torch.sum(x, axes)
@@ -87,9 +88,9 @@ def shapes() -> dict[str, Case]:
         "product 8x8x100000": (ops.matmul, torch.matmul, (random(8, 100_000), random(100_000, 8))),
         "product 64x10x784": (ops.matmul, torch.matmul, (random(64, 784), random(784, 10))),
         "gram 20000x12": (lambda x: ops.matmul(x.T, x), lambda x: x.T @ x, (random(20_000, 12),)),
-        "sum axes 123": (*summed((1, 2, 3)), (wide,)),
-        "sum axes 023": (*summed((0, 2, 3)), (wide,)),
-        "sum axes 23": (*summed((2, 3)), (wide,)),
+        "sum axes 123": (*summed((1, 2, 3)), (rows_17x7,)),
+        "sum axes 023": (*summed((0, 2, 3)), (rows_17x7,)),
+        "sum axes 23": (*summed((2, 3)), (rows_17x7,)),
         "pool average 7": (
             lambda x: ops.avg_pool(x, kernel=(7, 7), stride=(7, 7)),
             lambda x: nn.avg_pool2d(x, 7),
@@ -115,34 +116,34 @@ def shapes() -> dict[str, Case]:
 
 def measured(case: Case) -> tuple[float, float, float]:
     """Return the seconds of the C backend, of torch, and of compiling."""
-    ours, theirs, arrays = case
+    function, torch_function, arrays = case
     names = [f"x{k}" for k in range(len(arrays))]
     keys = [IOKey(n, shape=list(a.shape), dtype=str(a.dtype)) for n, a in zip(names, arrays, strict=True)]
-    model = Model.create(inputs=keys, outputs={"y": ours(*keys)})
+    model = Model.create(inputs=keys, outputs={"y": function(*keys)})
     start = time.process_time()
     program = ml.compile(model, ml.CBackend(num_threads=1), inference=True)
     data = dict(zip(names, arrays, strict=True))
     program(data)
     compiling = time.process_time() - start
     tensors = [torch.from_numpy(a) if a.dtype != np.uint32 else None for a in arrays]
-    ways = {"ours": lambda: program(data), "theirs": lambda: theirs(*tensors)}
+    ways = {"c": lambda: program(data), "torch": lambda: torch_function(*tensors)}
     best = interleaved(ways, seconds=0.3, min_rounds=5, clock=time.process_time)
-    return best["ours"], best["theirs"], compiling
+    return best["c"], best["torch"], compiling
 
 
 def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     groups = {"functions": functions, "shapes": shapes}
-    chosen = [g for g in arguments if g in groups] or list(groups)
-    wanted = [a for a in arguments if a not in groups]
-    print("| operator | ours, us | torch, us | times | compiled, s |\n|---|---|---|---|---|")
-    for group in chosen:
+    groups_to_run = [g for g in arguments if g in groups] or list(groups)
+    operators = [a for a in arguments if a not in groups]
+    print("| operator | C, us | torch, us | times | compiled, s |\n|---|---|---|---|---|")
+    for group in groups_to_run:
         for name, case in groups[group]().items():
-            if wanted and name.split()[0] not in wanted:
+            if operators and name.split()[0] not in operators:
                 continue
-            ours, theirs, compiling = measured(case)
+            c, reference, compiling = measured(case)
             print(
-                f"| {name} | {ours * 1e6:.1f} | {theirs * 1e6:.1f} | {theirs / ours:.2f} | {compiling:.2f} |",
+                f"| {name} | {c * 1e6:.1f} | {reference * 1e6:.1f} | {reference / c:.2f} | {compiling:.2f} |",
                 flush=True,
             )
 

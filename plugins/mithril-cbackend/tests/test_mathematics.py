@@ -150,6 +150,6 @@ def test_every_number_as_in_numpy_in_process_and_in_c(kind: str, tmp_path: Path)
 def agrees(name: str, y: np.ndarray[Any, Any], true: np.ndarray[Any, Any], arguments: Any) -> None:
     info = np.finfo(true.dtype)
     close = np.abs(y - true) <= 6 * info.eps * np.abs(true) + 4 * info.tiny
-    same = (y == true) & ((y != 0) | (np.signbit(y) == np.signbit(true)))
-    wrong = ~((np.isnan(y) & np.isnan(true)) | same | (close & (true != 0)))
+    equal = (y == true) & ((y != 0) | (np.signbit(y) == np.signbit(true)))
+    wrong = ~((np.isnan(y) & np.isnan(true)) | equal | (close & (true != 0)))
     assert not wrong.any(), (name, [(*(a[k] for a in arguments), y[k], true[k]) for k in np.flatnonzero(wrong)[:4]])

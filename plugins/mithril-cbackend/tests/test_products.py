@@ -219,6 +219,17 @@ def test_few_rows(layout: str, vector_bytes: int) -> None:
     check(product, *operands(layout, 2, 40, 90, 5), machine=replace(BASE, threads=2, vector_bytes=vector_bytes))
 
 
+@pytest.mark.parametrize("layout", ["NN", "TN"])
+def test_small_results_of_long_sums(layout: str) -> None:
+    """They read the right operand as it is: there is no buffer of packed blocks."""
+    for m, k, n in ((1, 1030, 5), (12, 1024, 12), (5, 1031, 33), (8, 2048, 8)):
+        arrays = operands(layout, m, k, n)
+        check(LAYOUTS[layout], *arrays)
+        graph = graph_of(LAYOUTS[layout], {f"x{i}": a for i, a in enumerate(arrays)})
+        assert compile_graph.compiled(graph, BASE, CompileTarget()).program.arena < 4096
+    check(LAYOUTS[layout], *operands(layout, 64, 90, 10))  # packed, with a narrow rest
+
+
 def test_few_rows_of_a_transposed_matrix() -> None:
     for layout in ("TN", "TT"):
         check(LAYOUTS[layout], *operands(layout, 4, 40, 90))

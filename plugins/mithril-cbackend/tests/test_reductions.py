@@ -82,3 +82,21 @@ def test_rows_of_columns_sliced_before_a_reshape() -> None:
         return ops.tanh(shares / ops.sum(shares, axis=-1, keepdims=True))
 
     check(attend, RNG.normal(size=(33, 16, 16)).astype(np.float32))
+
+
+@pytest.mark.parametrize("axes", [(1, 2, 3), (0, 2, 3), (2, 3), (1, 2), (0, 1, 2, 3)], ids=str)
+def test_adjacent_reduced_axes_are_one_loop(axes: tuple[int, ...]) -> None:
+    x, row = RNG.standard_normal((3, 4, 5, 7)).astype(np.float32), RNG.standard_normal(7).astype(np.float32)
+    for keepdims in (False, True):
+        check(lambda x, keepdims=keepdims: ops.sum(x, axis=axes, keepdims=keepdims), x)
+        check(lambda x, keepdims=keepdims: ops.max(x * row, axis=axes, keepdims=keepdims) + 1.0, x)
+    check(lambda x: x - ops.mean(x, axis=axes, keepdims=True), x)  # the operand has two shapes
+    check(lambda x: ops.sum(ops.transpose(x, perm=(0, 1, 3, 2)), axis=axes), x)
+
+
+def test_short_rows_are_joined() -> None:
+    with Builder() as b:
+        y = ops.sum(b.input("x", (6, 5, 3, 7)), axis=(1, 2, 3))
+    machine = Machine(machine_code.host_cpu(), 1)
+    text = compile_graph.compiled(b.build({"y": y}), machine, CompileTarget()).source
+    assert "< 6; " in text and "< 5; " not in text and "< 7; " not in text

@@ -111,7 +111,7 @@ class Code:
         """
         size = self.let(size, "size")
         over = size > limit
-        vector, position, some = self._vector, index(0), over
+        vector, position, condition = self._vector, index(0), over
         if vector is None:
             result = self._local("far", 1, usual.dtype)
             self.emit(stmt.AllocBuffer(result))
@@ -120,13 +120,13 @@ class Code:
             result = self._local("far", vector.lanes, usual.dtype)
             vector.enclosing.append(stmt.AllocBuffer(result))
             vector.varying.add(result.name)
-            some = any_above(size, limit, vector.lanes)
+            condition = any_above(size, limit, vector.lanes)
         self.names[result.name] = result
         with self.block() as yes:
             self.store(result, position, select(over, far(), usual))
         with self.block() as no:
             self.store(result, position, usual)
-        self.either(some, yes, no)
+        self.either(condition, yes, no)
         return load(result, position)
 
     def _is_uniform(self, value: Expr, vector: VectorLoop) -> bool:

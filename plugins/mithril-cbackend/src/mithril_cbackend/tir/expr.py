@@ -243,13 +243,15 @@ def intrinsic(name: str, x: Expr) -> Expr:
 
 def any_above(x: Expr, limit: float, lanes: int) -> Expr:
     """Whether a lane of a vector, which a local array of a vector loop holds, is above a limit; none is negative."""
-    held = x.node.source[tirx.Ramp(index(0).node, index(1).node, lanes)]
+    vector = x.node.source[tirx.Ramp(index(0).node, index(1).node, lanes)]
     # Positive floats are ordered as their bits; a sum of signs is one instruction, a maximum one per lane.
-    whole, number = ("int32", np.float32) if x.dtype == "float32" else ("int64", np.float64)
-    bits_of_limit = int(np.array(limit, number).view(whole))
-    distance = tirx.Broadcast(const(bits_of_limit, whole).node, lanes) - tirx.reinterpret(f"{whole}x{lanes}", held)
-    name = f"llvm.vector.reduce.or.v{lanes}i{whole[3:]}"
-    return Expr(tirx.call_llvm_pure_intrin(whole, name, distance)) < 0
+    integer, number = ("int32", np.float32) if x.dtype == "float32" else ("int64", np.float64)
+    bits_of_limit = int(np.array(limit, number).view(integer))
+    distance = tirx.Broadcast(const(bits_of_limit, integer).node, lanes) - tirx.reinterpret(
+        f"{integer}x{lanes}", vector
+    )
+    name = f"llvm.vector.reduce.or.v{lanes}i{integer[3:]}"
+    return Expr(tirx.call_llvm_pure_intrin(integer, name, distance)) < 0
 
 
 def libm(name: str, *xs: Expr) -> Expr:

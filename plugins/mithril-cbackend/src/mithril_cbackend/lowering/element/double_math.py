@@ -38,9 +38,9 @@ def absolute(code: t.Code, x: t.Expr) -> t.Expr:
 
 def with_sign(code: t.Code, x: t.Expr, sign: t.Expr) -> t.Expr:
     """Return |x| with the sign of another number, also of zero."""
-    whole, top = ("int64", q(63)) if x.dtype == "float64" else ("int32", t.const(31, "int32"))
-    magnitude = t.bits(t.intrinsic("abs", x), whole)
-    return t.bits(magnitude | t.bits(sign, whole) >> top << top, x.dtype)
+    integer, top = ("int64", q(63)) if x.dtype == "float64" else ("int32", t.const(31, "int32"))
+    magnitude = t.bits(t.intrinsic("abs", x), integer)
+    return t.bits(magnitude | t.bits(sign, integer) >> top << top, x.dtype)
 
 
 def upper(x: t.Expr) -> t.Expr:
@@ -142,7 +142,7 @@ def log(code: t.Code, x: t.Expr, rest: t.Expr | None = None) -> t.Expr:
 def log1p(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x, "x")
     u = code.let(x + 1.0, "u")
-    # What the sum lost, to first order.
+    # The rounding error of the sum, to first order.
     lost = code.let(t.select(x < 1.0, x - (u - 1.0), d(1.0) - (u - x)) / u, "l")
     y = log(code, u, lost)
     return t.select(t.equal(x, 0.0), x, y)
@@ -191,12 +191,12 @@ def magnitude_of_power(code: t.Code, a: t.Expr, y: t.Expr) -> t.Expr:
     finite = code.let(t.select((a > 0.0) & (a < INF), a, d(1.0)), "f")
     m, n = _mantissa(code, finite, math.sqrt(3))
     high = code.let(m > math.sqrt(1.5), "high")
-    near = code.let(t.select(high, d(1.5), d(1.0)), "near")
-    u, v = code.let(m - near, "u"), code.let(d(1.0) / (m + near), "v")
+    nearest = code.let(t.select(high, d(1.5), d(1.0)), "nearest")
+    u, v = code.let(m - nearest, "u"), code.let(d(1.0) / (m + nearest), "v")
     s = code.let(u * v, "s")
     s_upper = code.let(upper(s), "s_upper")
-    sum_upper = code.let(upper(m + near), "sum_upper")
-    s_lower = code.let(v * ((u - s_upper * sum_upper) - s_upper * (m - (sum_upper - near))), "s_lower")
+    sum_upper = code.let(upper(m + nearest), "sum_upper")
+    s_lower = code.let(v * ((u - s_upper * sum_upper) - s_upper * (m - (sum_upper - nearest))), "s_lower")
     z = code.let(s * s, "z")
     r = code.let(z * z * polynomial(code, z, POW) + s_lower * (s_upper + s), "r")
     square = code.let(s_upper * s_upper, "square")
@@ -219,8 +219,8 @@ def magnitude_of_power(code: t.Code, a: t.Expr, y: t.Expr) -> t.Expr:
     higher = code.let(y_upper * log_upper, "higher")
     beyond = code.let(lower + higher, "e")
     over, under = code.let(beyond > 1025.0, "over"), code.let(beyond < -1076.0, "under")
-    outside = over | under
-    lower, higher = (code.let(t.select(outside, d(0.0), part), "part") for part in (lower, higher))
+    out_of_range = over | under
+    lower, higher = (code.let(t.select(out_of_range, d(0.0), part), "part") for part in (lower, higher))
     biased = code.let(lower + higher + ROUNDING, "k")
     higher = code.let(higher - (biased - ROUNDING), "part")
     fraction = code.let(upper(lower + higher), "fraction")

@@ -163,8 +163,8 @@ def erf(code: t.Code, x: t.Expr) -> t.Expr:
 SIN = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
 COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 HALF_PI, HALF_PI_REST = 1.57079632673412561417e00, 6.07710050650619224932e-11
-# 2 / pi in three parts of 29, 29 and 53 bits, from the bits that count for numbers from 2**20, 2**56 and 2**92: what
-# precedes contributes multiples of 4, whole turns.
+# 2 / pi in three parts of 29, 29 and 53 bits, from the bits that count for numbers from 2**20, 2**56 and 2**92: the
+# bits before contribute multiples of 4, which are full turns.
 WINDOWS = (2.0**56, 2.0**92)
 
 
@@ -185,11 +185,11 @@ PARTS = [_two_over_pi(first) for first in (0, 31, 67)]
 
 
 def _within_turns(code: t.Code, x: t.Expr) -> t.Expr:
-    """Return float64 x less whole turns of 2 pi, for |x| from 2**20 to the largest float32."""
+    """Return float64 x less full turns of 2 pi, for |x| from 2**20 to the largest float32."""
     a = absolute(code, x)
     turns: t.Expr | None = None
-    for near, middle, far in zip(*PARTS, strict=True):
-        part = t.select(a < WINDOWS[0], double.d(near), t.select(a < WINDOWS[1], double.d(middle), double.d(far)))
+    for first, second, third in zip(*PARTS, strict=True):
+        part = t.select(a < WINDOWS[0], double.d(first), t.select(a < WINDOWS[1], double.d(second), double.d(third)))
         product = code.let(x * part, "p")
         product = product - t.intrinsic("nearbyint", product * 0.25) * 4.0
         turns = product if turns is None else turns + product
@@ -200,11 +200,11 @@ def _within_turns(code: t.Code, x: t.Expr) -> t.Expr:
 def _sin_or_cos(code: t.Code, x: t.Expr, turn: int) -> t.Expr:
     """Compute the sine of x + turn * pi / 2."""
     x = code.let(x, "x")
-    wide = t.cast(x, "float64")
-    wide = code.rarely(t.intrinsic("abs", x), double.FAR, wide, lambda: _within_turns(code, wide))
-    biased = code.let(wide * double.TWO_OVER_PI + double.ROUNDING, "k")
+    x64 = t.cast(x, "float64")
+    x64 = code.rarely(t.intrinsic("abs", x), double.FAR, x64, lambda: _within_turns(code, x64))
+    biased = code.let(x64 * double.TWO_OVER_PI + double.ROUNDING, "k")
     n = code.let(biased - double.ROUNDING, "n")
-    r = code.let(t.cast(wide - n * HALF_PI - n * HALF_PI_REST, "float32"), "r")
+    r = code.let(t.cast(x64 - n * HALF_PI - n * HALF_PI_REST, "float32"), "r")
     quadrant = code.let(t.cast(t.bits(biased, "int64"), "int32") + i(turn), "q")
     z = code.let(r * r, "z")
     sine = polynomial(code, z, SIN) * z * r + r
@@ -253,11 +253,11 @@ def atan(code: t.Code, x: t.Expr) -> t.Expr:
 def atan2(code: t.Code, y: t.Expr, x: t.Expr) -> t.Expr:
     y, x = code.let(y, "y"), code.let(x, "x")
     above, right = absolute(code, y), absolute(code, x)
-    both = t.equal(above, right) & (t.equal(above, INF) | t.equal(above, 0.0))
-    same = t.select(t.equal(above, 0.0), _constant(x, 0.0), _constant(x, 1.0))
-    angle = code.let(atan(code, t.select(both, same, above / right)), "angle")
-    whole = "int32" if x.dtype == "float32" else "int64"
-    left = t.bits(x, whole) < t.const(0, whole)  # also -0
+    undefined = t.equal(above, right) & (t.equal(above, INF) | t.equal(above, 0.0))
+    quotient = t.select(t.equal(above, 0.0), _constant(x, 0.0), _constant(x, 1.0))
+    angle = code.let(atan(code, t.select(undefined, quotient, above / right)), "angle")
+    integer = "int32" if x.dtype == "float32" else "int64"
+    left = t.bits(x, integer) < t.const(0, integer)  # also -0
     angle = t.select(left, _constant(x, math.pi) - (angle - _pi_rest(x)), angle)
     angle = t.select(t.isnan(x), x, angle)
     return with_sign(code, angle, y)
@@ -292,8 +292,8 @@ def acos(code: t.Code, x: t.Expr) -> t.Expr:
     double_angle = code.let((s + terms) * 2.0, "y")
     far = t.select(negative, _constant(x, math.pi) - (double_angle - _pi_rest(x)), double_angle)
     signed, terms = t.select(negative, s * -1.0, s), t.select(negative, terms * -1.0, terms)
-    near = _constant(x, math.pi / 2) - (signed - (_constant(x, _pi_rest(x) / 2) - terms))
-    return t.select(beyond, far, near)
+    central = _constant(x, math.pi / 2) - (signed - (_constant(x, _pi_rest(x) / 2) - terms))
+    return t.select(beyond, far, central)
 
 
 # -- functions of two numbers -------------------------------------------------------------------------------------
@@ -308,10 +308,10 @@ def pow(code: t.Code, x: t.Expr, y: t.Expr) -> t.Expr:
         magnitude = double.magnitude_of_power(code, a, y)
     magnitude = code.let(t.select(t.equal(a, 1.0), one, magnitude), "m")
     half = code.let(y * 0.5, "h")
-    whole = t.equal(t.intrinsic("floor", y), y)
-    odd = whole & t.not_equal(t.intrinsic("floor", half), half)
+    is_integer = t.equal(t.intrinsic("floor", y), y)
+    odd = is_integer & t.not_equal(t.intrinsic("floor", half), half)
     power = t.select(odd, with_sign(code, magnitude, x), magnitude)
-    undefined = (x < 0.0) & (a < INF) & ~whole
+    undefined = (x < 0.0) & (a < INF) & ~is_integer
     power = t.select(undefined | t.isnan(x) | t.isnan(y), _constant(x, math.nan), power)
     return t.select(t.equal(y, 0.0) | t.equal(x, 1.0), one, power)
 
@@ -360,12 +360,12 @@ def _far_remainder(code: t.Code, a: t.Expr, b: t.Expr) -> t.Expr:
 Function = Callable[..., t.Expr]
 
 
-def _by_dtype(single: Function, wide: Function) -> Function:
-    return lambda code, x: single(code, x) if x.dtype == "float32" else wide(code, x)
+def _by_dtype(single_function: Function, double_function: Function) -> Function:
+    return lambda code, x: single_function(code, x) if x.dtype == "float32" else double_function(code, x)
 
 
-def _in_double(wide: Function) -> Function:
-    return lambda code, x: t.cast(wide(code, t.cast(x, "float64")), x.dtype)
+def _in_double(double_function: Function) -> Function:
+    return lambda code, x: t.cast(double_function(code, t.cast(x, "float64")), x.dtype)
 
 
 OWN: dict[Op, Function] = {

@@ -87,11 +87,13 @@ def reduction(kernel: Kernel, name: str, machine: Machine) -> Any:
     lanes = machine.lanes(max(x.dtype.bits, 32)) if vectors else 0
     groups = _joined(kernel, x, axes)
     shape = merge(frame, _read_alike(kernel, x), shape_of(x), groups)
-    kept = {k: group[0] for k, group in enumerate(groups) if group[0] not in axes}
-    reduced = tuple(k for k in range(len(groups)) if k not in kept)
+    remaining_axes = {k: group[0] for k, group in enumerate(groups) if group[0] not in axes}
+    reduced = tuple(k for k in range(len(groups)) if k not in remaining_axes)
 
     def emit(coordinates: dict[int, Any], result: t.Expr) -> None:
-        index = _result_index(node, shape_of(x), axes, {kept[k]: i for k, i in coordinates.items() if k in kept})
+        index = _result_index(
+            node, shape_of(x), axes, {remaining_axes[k]: i for k, i in coordinates.items() if k in remaining_axes}
+        )
         frame.emit(index, result)
 
     if not shape or len(shape) - 1 in reduced:
@@ -113,8 +115,10 @@ def _read_alike(kernel: Kernel, x: Value) -> list[Value] | None:
         operands = [v for v in node.operands if v is not None and v not in values]
         values.update(dict.fromkeys(operands))
         pending += operands
-    others = (v for n in kernel.nodes if n is not kernel.anchor and n.result not in values for v in n.operands)
-    return None if any(v in values for v in others) else list(values)
+    operands_elsewhere = (
+        v for n in kernel.nodes if n is not kernel.anchor and n.result not in values for v in n.operands
+    )
+    return None if any(v in values for v in operands_elsewhere) else list(values)
 
 
 def _joined(kernel: Kernel, x: Value, axes: tuple[int, ...]) -> list[list[int]]:
