@@ -9,7 +9,7 @@ from typing import Any
 from mithril import ops
 from mithril.compiler import TraceRequest, source_of
 from mithril.graph import InputError, TensorType, dtype as as_dtype
-from mithril.models import Layer, Model
+from mithril.models import Layer
 from mithril_hub.checkpoint.stacked_experts import separated
 from mithril_hub.decoder.config import DecoderConfig
 from mithril_hub.decoder.decoder import Trunk, capped
@@ -25,13 +25,6 @@ class Pretrained(Layer):
     def example_types(self) -> Mapping[str, TensorType]:
         """Return types of inputs with which the model can be traced."""
         raise NotImplementedError
-
-    def summary(self, shapes: Mapping[str, Any] | None = None, *, width: int | None = None) -> str:
-        """Return a table of the layers; with ``shapes`` of the inputs also results, parameters, flops and memory."""
-        model = Model()
-        model |= self(**{name: name for name in (*self.inputs, *self.outputs)})
-        model.steps[0].name = ""  # paths are those of the checkpoint
-        return model.summary(shapes, width=width)
 
 
 class Decoder(Pretrained):
@@ -49,7 +42,7 @@ class Decoder(Pretrained):
 
     def __init__(self, config: DecoderConfig, *, cache: int | None = None, dtype: str = "float32") -> None:
         self.config = config
-        self.cache = cache
+        self.capacity = cache
         self.dtype = dtype
         self.trunk_name = config.names.root.rstrip(".")
         setattr(self, self.trunk_name, Trunk(config, dtype))
@@ -68,17 +61,17 @@ class Decoder(Pretrained):
     def expects(self, terminal: str) -> Any:
         if terminal == "attention_mask":
             return (None, None), IDS
-        return ((None, None), "int32" if self.cache else IDS) if terminal == "input_ids" else None
+        return ((None, None), "int32" if self.capacity else IDS) if terminal == "input_ids" else None
 
     def example_types(self) -> Mapping[str, TensorType]:
         shapes: dict[str, Any] = {"input_ids": (1, 1), "position": (), "length": ()}
-        return {name: TensorType(as_dtype("int32" if self.cache else IDS), shapes[name]) for name in self.inputs}
+        return {name: TensorType(as_dtype("int32" if self.capacity else IDS), shapes[name]) for name in self.inputs}
 
     def build(self, *inputs: Any) -> Any:
         arguments = dict(zip((*self.inputs, *self.optional), inputs, strict=True))
         tokens, total = ops.cast(arguments["input_ids"], dtype="int32"), arguments.get("length")
         position, mask = arguments.get("position"), arguments.get("attention_mask")
-        places = Places.of(tokens, position, self.cache, mask, total, "Decoder")
+        places = Places.of(tokens, position, self.capacity, mask, total, "Decoder")
         trunk = getattr(self, self.trunk_name)
         x = selected(trunk(tokens, places), arguments.get("last"))
         return capped(self._logits(trunk, x), self.config.logit_cap)
@@ -96,7 +89,7 @@ def with_stacked_experts(model: Pretrained, *, stacked: bool = True) -> Decoder:
     if not isinstance(model, Decoder) or model.config.experts is None:
         raise InputError("stack_experts=True requires a mixture of experts", hint="omit stack_experts")
     experts = replace(model.config.experts, stacked=stacked)
-    return Decoder(replace(model.config, experts=experts), cache=model.cache, dtype=model.dtype)
+    return Decoder(replace(model.config, experts=experts), cache=model.capacity, dtype=model.dtype)
 
 
 def parameter_types(model: Pretrained) -> dict[str, TensorType]:
