@@ -115,5 +115,5 @@ def test_positions_have_the_declared_rank():
 def test_models_without_tokens_or_a_cache_are_rejected():
     for model in (decoder(None), Linear(3)):
         compiled = ml.compile(model, "numpy", inference=True)
-        with pytest.raises(ml.MithrilError, match="has no cache"):
+        with pytest.raises(ml.MithrilError, match="has no cache|no input of this model reads tokens"):
             ml.Session(compiled)

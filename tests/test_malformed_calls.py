@@ -278,8 +278,9 @@ def test_malformed_calls_raise_our_errors(folder):
 DECLARATIONS = frozenset(
     """
     Architecture BackendSpec Builder Classifier Command CompileContext Connection DType DeviceSpec Dim Export
-    FileFormat Found FrontendSpec Graph HardwareTarget Lowering Node OpsSpec Option Origin Pass PassManager PassSpec
-    PipelineDraft ProfilerSpec Regressor Rule RuleSet TensorType Value composite hookimpl op pass_ rule
+    FileFormat Found FrontendSpec Graph HardwareTarget Lowering MemoryLevel Node OpsSpec Option Origin Pass
+    PassManager PassSpec PipelineDraft ProfilerSpec Regressor Rule RuleSet TensorType Value composite
+    hookimpl op pass_ rule
     """.split()
 )
 LIBRARY_SETTINGS = frozenset({"WandB", "MLflow"})  # the keywords of these are checked by the library

@@ -98,6 +98,14 @@ def test_example_shows_computed_numbers():
     assert sum(numbers) == pytest.approx(rows.count("]\n"), abs=1e-3)  # each row adds up to 1
 
 
+def test_functions_of_pages_have_no_source(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("* **It's** text\n\ndef f(x):\n    return x\n")
+    space = {}
+    exec(compile("\n\ndef f(x):\n    return x\n", str(page), "exec"), space)
+    assert source_of(space["f"]) == "f(...)"
+
+
 def test_source_of_a_lambda_in_a_table():
     assert source_of(ml.ops.tanh.gradient) == "lambda g, y, x: g * (1.0 - y * y)"
     body = ast.parse(source_of(ml.ops.softmax.reference))

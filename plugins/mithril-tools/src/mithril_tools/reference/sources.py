@@ -19,6 +19,8 @@ def source_of(function: Callable[..., Any], name: str = "") -> str:
     A function that has no Python source, such as one of NumPy, is returned as its name.
     """
     code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is not None and code.co_filename.endswith(".md"):  # a block of a page
+        return f"{code.co_name}(...)"
     if code is None or not Path(code.co_filename).is_file():
         return f"np.{getattr(function, '__name__', repr(function))}"
     text, nodes = _functions(code.co_filename)
