@@ -88,7 +88,9 @@ def statistics():
 
 def cached():
     """State that every run changes."""
-    return stacked(MultiHeadAttention(heads=2, cache=6, name="a")), {"query": [1, 2, 16], "position": []}
+    model = Model()
+    model |= MultiHeadAttention(heads=2, cache=6, name="a")(query="query", position="position", output="output")
+    return model, {"query": [1, 2, 16], "position": []}
 
 
 def branch():

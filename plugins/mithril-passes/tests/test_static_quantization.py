@@ -116,10 +116,9 @@ def test_the_selected_outputs_are_calibrated(compiled: Any) -> None:
 def test_decoders_with_a_cache_are_calibrated() -> None:
     """Create the state for the batch of the samples, whose first input has no rows."""
     layer = ml.models.MultiHeadAttention(16, 2, causal=True, cache=8)
-    shapes = {"query": [None, None, 16], "position": []}
-    decoder = ml.compile(layer, "numpy", shapes=shapes, inference=True)
+    decoder = ml.compile(layer, "numpy", shapes={"query": [None, None, 16]}, inference=True)
     decoder.bind(decoder.randomize_params(0))
-    ranges = ml.calibrate_ranges(decoder, [{"position": np.int32(0), "query": X[:, None, :16]}], error=0.1)
+    ranges = ml.calibrate_ranges(decoder, [{"query": X[:, None, :16]}], error=0.1)
     assert ranges.rows == 64 and len(ranges.errors) == 4 and max(ranges.errors.values()) > 0
 
 
