@@ -119,7 +119,7 @@ SPECIAL = [0.0, 1, 0.5, 2, 3, np.inf, 1e30, 1e-30, 1e10, 1.5, 710.4, 745, 89.3, 
 
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 def test_every_number_as_in_numpy_in_process_and_in_c(kind: str, tmp_path: Path) -> None:
-    """The arguments cover the branches, all magnitudes and each pair of special values."""
+    """Cover the branches, all magnitudes and each pair of special values."""
     rng = np.random.default_rng(0)
     special = np.array([*SPECIAL, *(-x for x in SPECIAL), np.nan])
     spread = rng.standard_normal(3000) * np.exp(rng.uniform(-60, 80, 3000))

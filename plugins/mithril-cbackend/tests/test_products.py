@@ -221,7 +221,7 @@ def test_few_rows(layout: str, vector_bytes: int) -> None:
 
 @pytest.mark.parametrize("layout", ["NN", "TN"])
 def test_small_results_of_long_sums(layout: str) -> None:
-    """They read the right operand unchanged: there is no buffer of packed blocks."""
+    """Read the right operand unchanged: there is no buffer of packed blocks."""
     for m, k, n in ((1, 1030, 5), (12, 1024, 12), (5, 1031, 33), (8, 2048, 8)):
         arrays = operands(layout, m, k, n)
         check(LAYOUTS[layout], *arrays)

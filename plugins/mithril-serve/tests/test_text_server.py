@@ -2,17 +2,20 @@
 
 import asyncio
 import json
+import queue
 import socket
 import threading
 import time
 
 import httpx2
+import numpy as np
 import openai
 import pytest
 from conftest import Words, running, speaker
 
 import mithril as ml
-from mithril_serve.limits import Limits
+from mithril_serve.engine import Engine, Job
+from mithril_serve.limits import Busy, Limits
 from mithril_serve.serving import application
 
 LIMITS = Limits(rows=3, queue=6, body_bytes=100_000, seconds=20)
@@ -213,3 +216,52 @@ def test_an_error_of_a_text_leaves_the_others():
             with pytest.raises(openai.InternalServerError):
                 complete(client, "A")
         assert httpx2.get(f"{url}/health").status_code == 200
+
+
+class Sink:
+    """The receiver of the tokens of a text."""
+
+    def __init__(self):
+        self.tokens, self.end = [], queue.Queue()
+
+    def __call__(self, token, reason):
+        if token is None:
+            self.end.put(reason)
+        else:
+            self.tokens.append(token)
+        return False
+
+
+def test_a_text_without_numbers_leaves_the_others():
+    model = speaker(context=512)
+    params = {name: np.array(x) for name, x in model.params.items()}
+    next(x for name, x in params.items() if "embedding" in name)[9] = np.nan
+    engine = Engine(model.bind(params))
+    sinks = [Sink() for _ in range(3)]
+    try:
+        engine.submit([Job([k, 9] if k == 2 else [k], 200, sink) for k, sink in zip((1, 2, 3), sinks, strict=True)])
+        ends = [sink.end.get(timeout=60) for sink in sinks]
+    finally:
+        engine.close()
+    healthy = [k for k in (0, 2) if 9 not in sinks[k].tokens]
+    assert healthy and all(ends[k] == "length" for k in healthy)
+    assert isinstance(ends[1], ml.InputError) and "nan" in str(ends[1])
+
+
+def test_clients_that_left_while_they_waited_take_no_place():
+    engine = Engine(speaker(context=4096), rows=1, queue=1)
+    first, canceled, last = (Job([1], count, Sink()) for count in (2000, 5, 5))
+    try:
+        engine.submit([first])
+        while not first.new:
+            time.sleep(0.001)
+        engine.submit([canceled])
+        with pytest.raises(Busy):
+            engine.submit([last])
+        canceled.cancelled = True
+        engine.submit([last])
+        first.cancelled = True
+        assert last.emit.end.get(timeout=60) == "length"
+    finally:
+        engine.close()
+    assert not canceled.emit.tokens

@@ -84,7 +84,7 @@ def test_every_name_for_plugins_has_an_example():
 
 
 def test_examples_of_names_for_plugins_run():
-    """In a process of their own, because some declare operations."""
+    """Run in a process of their own, because some declare operations."""
     code = "from mithril_tools.reference.author_names import blocks\nfor k, block in enumerate(blocks()):\n"
     code += "    exec(compile(block, f'example {k}', 'exec'), {'__name__': 'example'})\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -290,6 +290,7 @@ def test_rates_are_searched_and_the_trainer_is_as_before():
     assert "suggestion" in repr(rates)
     assert "<svg" in rates._repr_html_()
     assert subject.learning_rate == other.learning_rate
+    assert list(subject.engine.decisions) == list(other.engine.decisions), "the checkpoint is one of this trainer"
     for fitted in (subject, other):
         fitted.fit(X, Y, 1, batch_size=16)
     assert_equal_arrays(subject, other)
@@ -309,7 +310,35 @@ def test_the_position_of_a_loader_and_a_scheduled_rate_survive_a_search():
 
 def test_a_search_without_a_falling_loss_says_so():
     subject = trainer()
-    with pytest.raises(InputError, match="falls at none"):
-        subject.find_learning_rate(X, Y, lowest=1e3, highest=1e6, steps=10).suggestion
+    for options in ({"lowest": 1e3, "highest": 1e6}, {"lowest": 1e38, "highest": 3e38}):
+        rates = subject.find_learning_rate(X, Y, steps=10, **options)
+        assert "no suggestion" in repr(rates) and "no suggestion" in rates._repr_html_()
+        with pytest.raises(InputError, match="falls at none"):
+            rates.suggestion
     with pytest.raises(OptionError, match="not below"):
         subject.find_learning_rate(X, Y, lowest=1.0, highest=0.1)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_search_restores_the_trainer(error):
+    subject, other = trainer(), trainer()
+
+    class Batches:
+        def __iter__(self):
+            yield from [(X[:16], Y[:16])] * 7
+            raise error
+
+    with pytest.raises(error):
+        subject.find_learning_rate(Batches(), steps=50)
+    assert (subject.steps, subject.learning_rate) == (0, 0.01)
+    for fitted in (subject, other):
+        fitted.fit(X, Y, 2)
+    assert_equal_arrays(subject, other)
+
+
+def test_negative_losses_are_searched_to_the_end():
+    def gain(output, target):
+        return ml.ops.cross_entropy(output, target) - 10.0
+
+    rates = trainer(loss=gain).find_learning_rate(X, Y, lowest=1e-5, highest=1e-2, steps=20)
+    assert len(rates.rates) == 20

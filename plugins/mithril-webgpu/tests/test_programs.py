@@ -126,7 +126,7 @@ def test_nan_infinity_and_small_dtypes(backend):
 
 
 def test_functions_are_accurate(backend):
-    """On every driver: WGSL allows sin to be wrong by 2**-11 and asin by 7e-5."""
+    """Compare on every driver: WGSL allows sin to be wrong by 2**-11 and asin by 7e-5."""
     x = np.concatenate([np.geomspace(1e-30, 80, 400), np.geomspace(1e-3, 1e30, 400)]).astype(np.float32)
     x = np.concatenate([x, -x])
     within = np.linspace(-1, 1, 1600, dtype=np.float32)
@@ -156,7 +156,7 @@ def test_names_that_wgsl_reserves(backend):
 
 
 def test_more_groups_than_one_dimension_has(backend):
-    """Each thread writes one element; 64 threads of 65,535 groups are one dimension of a launch."""
+    """Write one element per thread; 64 threads of 65,535 groups are one dimension of a launch."""
     with Builder() as b:
         y = b.input("x", (64 * 65535 + 100,)) * 2.0
     x = np.arange(64 * 65535 + 100, dtype=np.float32)

@@ -509,9 +509,9 @@ class CompiledModel:
         shapes = {i.name: i.type.shape for i in graph.with_role("param")}
         require_match("count_params", "parameter", pattern, shapes)
         counted = {name: shape for name, shape in shapes.items() if matches(name, pattern)}
-        if is_open := [name for name, shape in counted.items() if not is_static(shape)]:
+        if undetermined := [name for name, shape in counted.items() if not is_static(shape)]:
             raise InputError(
-                f"the size of parameter '{is_open[0]}' depends on inputs of unknown shape",
+                f"the size of parameter '{undetermined[0]}' depends on inputs of unknown shape",
                 hint="compile with shapes={...}, or call the model once",
             )
         return sum(math.prod(map(int, shape)) for shape in counted.values())

@@ -15,7 +15,7 @@ import numpy as np
 from mithril.compiler import CompiledModel, TraceRequest, source_of
 from mithril.graph import Dim, MithrilError, TensorType, dtype as as_dtype
 from mithril.ops import first_row_mixing_node
-from mithril_serve.limits import Busy
+from mithril_serve.limits import Busy, Closing, answerable
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -63,9 +63,12 @@ class Batcher:
         rows = next(iter(sizes))[0] if len(sizes) == 1 and () not in sizes else 0  # 0: not a batch
         call = Call(inputs, key, rows, loop, loop.create_future())
         with self._changed:
-            if self._closing or len(self.waiting) >= self.limit:
-                reason = f"{len(self.waiting)} requests wait already, and at most {self.limit} may"
-                raise Busy("the server shuts down" if self._closing else reason)
+            if self._closing:
+                raise Closing
+            # Calls whose clients left while they waited take no place.
+            self.waiting = deque(c for c in self.waiting if not c.future.cancelled())
+            if len(self.waiting) >= self.limit:
+                raise Busy(len(self.waiting), self.limit)
             self.waiting.append(call)
             self._changed.notify()
         return await call.future
@@ -84,10 +87,11 @@ class Batcher:
                 for call, result in zip(calls, self._results(calls), strict=True):
                     call.finish(result)
             except Exception as error:
+                answer = answerable(error)
                 for call in calls:
-                    call.finish(error)
+                    call.finish(answer)
         for call in self.waiting:
-            call.finish(Busy("the server shuts down"))
+            call.finish(Closing())
 
     def _next(self) -> list[Call]:
         """Return the calls of the next batch, or none at the end."""

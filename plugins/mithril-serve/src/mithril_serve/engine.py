@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from mithril.compiler import CompiledModel
-from mithril.graph import InputError, MithrilError
+from mithril.graph import InputError
 from mithril_hub.generation.sampling import Sampler, Sampling, undefined
 from mithril_hub.generation.session import Session
-from mithril_serve.limits import Busy
-
-log = logging.getLogger("mithril.serve")
+from mithril_serve.limits import Busy, Closing, answerable
 
 
 @dataclass(eq=False)
@@ -65,9 +62,11 @@ class Engine:
         """Add texts; raise Busy if too many wait already."""
         with self._changed:
             if self._closing:
-                raise Busy("the server shuts down")
+                raise Closing
+            # Texts whose clients left while they waited take no place.
+            self.waiting = deque(job for job in self.waiting if not job.cancelled)
             if len(self.waiting) + len(jobs) > self.limit:
-                raise Busy(f"{len(self.waiting)} texts wait already, and at most {self.limit} may")
+                raise Busy(len(self.waiting), self.limit)
             self.waiting.extend(jobs)
             self._changed.notify()
 
@@ -93,7 +92,7 @@ class Engine:
                 self._step()
         for job in [*self.waiting, *self.jobs]:
             if job is not None:
-                job.emit(None, Busy("the server shuts down"))
+                job.emit(None, Closing())
 
     def _admit(self, job: Job) -> None:
         """Read the prompt of a text, and add it to the rows."""
@@ -145,8 +144,11 @@ class Engine:
             self.writer = self.writer.fork([*rows, *[rows[0]] * (size - len(rows))])
             self.jobs = [*(self.jobs[n] for n in rows), *[None] * (size - len(rows))]
 
-    def _emitted(self, job: Job, token: int) -> bool:
-        """Report a token, and return whether the text has ended."""
+    def _emitted(self, job: Job, token: int | None) -> bool:
+        """Report a token, or that its logits are nan, and return whether the text has ended."""
+        if token is None:  # the other texts continue
+            self._failed([job], undefined(0))
+            return True
         job.new.append(token)
         self.tokens += 1
         stops = token in job.stop
@@ -162,23 +164,21 @@ class Engine:
         return False
 
     def _failed(self, jobs: Sequence[Job], error: Exception) -> None:
-        if not isinstance(error, MithrilError):
-            log.exception("a step failed")
+        answer = answerable(error)
         for job in jobs:
-            job.emit(None, error)
+            job.emit(None, answer)
 
-    def _drawn(self, logits: Any, jobs: Sequence[Job]) -> list[int]:
-        """Return the next token of each row of logits [rows, 1, vocabulary]."""
+    def _drawn(self, logits: Any, jobs: Sequence[Job]) -> list[int | None]:
+        """Return the next token of each row of logits [rows, 1, vocabulary]; None if they are nan."""
         scores = np.asarray(self.reader.backend.to_numpy(logits)[:, -1], np.float32)
-        if np.isnan(scores).any():
-            raise undefined(int(np.isnan(scores).any(axis=-1).argmax()))
+        undrawn = np.asarray(np.isnan(scores).any(axis=-1))
         tokens = scores.argmax(axis=-1)
         for n, job in enumerate(jobs):
-            if job.sampling != Sampling():
+            if job.sampling != Sampling() and not undrawn[n]:
                 history = [[*job.prompt, *job.new]]
                 # by NumPy on all backends: programs for new settings take no time to compile
                 tokens[n] = Sampler(job.sampling, "numpy", job.seed).tokens(scores[n : n + 1], history, [job.sample])[0]
-        return [int(token) for token in tokens]
+        return [None if skip else int(token) for token, skip in zip(tokens, undrawn, strict=True)]
 
 
 def check_prompt(engine: Engine, prompt: Sequence[int], limit: int) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
+
+from mithril.graph import MithrilError
+
+log = logging.getLogger("mithril.serve")
 
 
 @dataclass(frozen=True)
@@ -31,10 +36,28 @@ class RequestError(Exception):
 
 
 class Busy(RequestError):
-    """Too many requests, or a server that shuts down."""
+    """Too many requests wait."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(503 if "shuts" in message else 429, message)
+    def __init__(self, waiting: int, limit: int) -> None:
+        super().__init__(429, f"{waiting} requests wait already, and at most {limit} may")
+
+
+class Closing(RequestError):
+    """The server shuts down."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the server shuts down")
+
+
+def answerable(error: Exception) -> Exception:
+    """Return the error that a request is answered with; others than ours are logged, and a client reads none of them.
+
+    An exception without a handler would also end the connection, and with it the next request of the client.
+    """
+    if isinstance(error, MithrilError | RequestError):
+        return error
+    log.error("a model failed", exc_info=error)
+    return RequestError(500, "the server failed; its log has the reason")
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -23,7 +23,7 @@ from mithril_train.learning_curves import curves
 Trainer = Any  # ``loop.trainer.Trainer``, which imports this module
 
 SMOOTHING = 0.8  # weight of the losses before: single batches are noisy
-DIVERGED = 4.0  # a loss above this multiple of the best one ends the search; larger rates are worse
+DIVERGED = 3.0  # a rise by this multiple of the best loss ends the search; larger rates are worse
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,19 @@ class LearningRates:
     @property
     def suggestion(self) -> float:
         """The rate at which the loss falls fastest, per order of magnitude of the rate."""
-        lowest = int(np.argmin(self.losses))
-        if lowest < 2:
+        fastest = self._fastest()
+        if fastest is None:
             raise InputError(
                 "the loss falls at none of the learning rates",
-                facts=[
-                    f"loss {self.losses[0]:.4g} at {self.rates[0]:.2g}, {self.losses[-1]:.4g} at {self.rates[-1]:.2g}"
-                ],
+                facts=[f"loss {loss:.4g} at {rate:.2g}" for rate, loss in [*zip(self.rates, self.losses)][-1:]],
                 hint="a smaller lowest=, more steps=, or a look at the loss and the data",
             )
+        return fastest
+
+    def _fastest(self) -> float | None:
+        lowest = int(np.argmin(self.losses)) if self.losses else 0
+        if lowest < 2:  # a slope needs points on both sides
+            return None
         slopes = np.gradient(self.losses[: lowest + 1], np.log(self.rates[: lowest + 1]))
         return self.rates[int(np.argmin(slopes))]
 
@@ -54,11 +58,16 @@ class LearningRates:
         return curves(path, {"loss": (exponents, self.losses)}, title=repr(self), x="log10 of the learning rate")
 
     def __repr__(self) -> str:
-        return f"<LearningRates {self.rates[0]:.1e} to {self.rates[-1]:.1e}, suggestion {self.suggestion:.1e}>"
+        fastest = self._fastest()
+        text = f"suggestion {fastest:.1e}" if fastest is not None else "no suggestion"
+        return f"<LearningRates: {len(self.rates)} steps, {text}>"
 
     def _repr_html_(self) -> str:
+        heading = notebook.heading(escape(repr(self)[1:-1]))
+        if not self.rates:
+            return heading
         with tempfile.TemporaryDirectory() as folder:
-            return notebook.heading(escape(repr(self)[1:-1])) + self.picture(Path(folder) / "rates.svg").read_text()
+            return heading + self.picture(Path(folder) / "rates.svg").read_text()
 
 
 def search_rates(trainer: Trainer, source: Loader, lowest: float, highest: float, steps: int) -> LearningRates:
@@ -80,15 +89,15 @@ def search_rates(trainer: Trainer, source: Loader, lowest: float, highest: float
                 trainer.learning_rate = rate = lowest * (highest / lowest) ** (k / (steps - 1))
                 loss = trainer.step(batch)["loss"]
                 smooth = SMOOTHING * losses[-1] + (1 - SMOOTHING) * loss if losses else loss
-                if not math.isfinite(loss) or (losses and smooth > DIVERGED * min(losses)):
+                if not math.isfinite(loss) or (losses and smooth - min(losses) > DIVERGED * abs(min(losses))):
                     break
                 rates.append(rate)
                 losses.append(smooth)
         except NotFiniteError:
             pass  # this rate is too large, which the losses before it show
         finally:
-            trainer.load(Path(folder) / "before")
             trainer.recipe, trainer._rate = recipe, assigned
+            trainer.load(Path(folder) / "before")
             source.load_state(position, trainer.epoch)
     return LearningRates(tuple(rates), tuple(losses))
 

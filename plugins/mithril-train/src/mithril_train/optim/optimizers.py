@@ -344,7 +344,9 @@ class Adafactor(Optimizer):
 
 
 BY_NAME: dict[str, type[Optimizer]] = {
-    kind.__name__.lower(): kind for kind in (SGD, Adam, AdamW, Adagrad, RMSprop, Lion, Adafactor)
+    name.lower(): kind
+    for name, kind in tuple(globals().items())
+    if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
 }
 
 
