@@ -494,6 +494,16 @@ def test_refused_packages_are_refused():
     assert "package ops is refused" in run_refusing({"ops"}, "import mithril.ops").stderr
 
 
+def test_helpers_of_tests_have_names_of_their_own():
+    """One call of pytest runs several distributions: a module is then found in whichever folder came first."""
+    hidden = {p for p in PROJECT.iterdir() if p.name.startswith(".")}
+    tests = [p for p in PROJECT.rglob("tests/**/*.py") if hidden.isdisjoint(p.parents)]
+    modules = [p.stem for p in tests if not (p.parent / "__init__.py").exists()]
+    helpers = [name for name in modules if not name.startswith(("test_", "conftest"))]
+    assert not [name for name in helpers if helpers.count(name) > 1]
+    assert not [str(p) for p in tests if re.search(r"^\s*(from|import) conftest\b", p.read_text(), re.M)]
+
+
 def test_decisions_are_numbered_once_and_listed():
     folder = PROJECT / "docs" / "decisions"
     pages = sorted(path.name for path in folder.glob("0*.md"))

@@ -7,7 +7,7 @@ import threading
 import httpx2
 import numpy as np
 import pytest
-from conftest import classifier, running
+from small_servers import classifier, running
 
 import mithril as ml
 from mithril.models import Linear, Model, Softmax

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import collect
+from small_servers import collect
 
 ROOT = Path(__file__).parents[3]
 

@@ -11,7 +11,7 @@ import httpx2
 import numpy as np
 import openai
 import pytest
-from conftest import Words, running, speaker
+from small_servers import Words, running, speaker
 
 import mithril as ml
 from mithril_serve.engine import Engine, Job

@@ -1,4 +1,4 @@
-"""Makes the folder importable, so that spawned workers find the datasets of the tests; helpers of all files."""
+"""Makes the folder importable, so that spawned workers find the datasets of the tests."""
 
 import sys
 from pathlib import Path
@@ -8,11 +8,6 @@ import pytest
 import mithril as ml
 
 sys.path.insert(0, str(Path(__file__).parent))
-
-
-def everywhere(*without):
-    """Names of the installed backends as parameters of a test."""
-    return [n for n in sorted(ml.plugins.backends()) if n not in without]
 
 
 @pytest.fixture

@@ -10,6 +10,11 @@ X = DRAW.normal(size=(96, 8)).astype(np.float32)
 Y = (X[:, :3].argmax(1)).astype(np.int32)
 
 
+def everywhere(*without):
+    """Names of the installed backends as parameters of a test."""
+    return [n for n in sorted(ml.plugins.backends()) if n not in without]
+
+
 def classifier(dropout=0.0):
     model = Model()
     model += Linear(8, 16, name="first")(input="input")

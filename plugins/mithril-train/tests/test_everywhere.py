@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import everywhere
-from small import X, Y, arrays, classifier, loader, trainer
+from small import X, Y, arrays, classifier, everywhere, loader, trainer
 
 import mithril as ml
 from mithril.models import Layer, Linear

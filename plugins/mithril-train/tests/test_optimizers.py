@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import everywhere
+from small import everywhere
 
 import mithril as ml
 from mithril.graph.errors import OptionError

@@ -4,8 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from conftest import everywhere
-from small import X, Y, arrays
+from small import X, Y, arrays, everywhere
 
 import mithril as ml
 from mithril.models import BatchNorm1d, Dropout, Linear, Model, Relu
