@@ -1,5 +1,7 @@
 """Programs on a device: training, control flow, steps of the host, memory, errors."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from mithril.derivatives import gradients
 from mithril.graph import Builder, evaluate
 from mithril_cbackend.devices import backend as device_backends
 from mithril_cbackend.devices.host import DeviceArray
+from mithril_cbackend.devices.model import BROWSER
 from mithril_cbackend.devices.program import Run
 
 rng = np.random.default_rng(0)
@@ -164,19 +167,41 @@ def test_more_groups_than_one_dimension_has(backend):
     np.testing.assert_array_equal(results["y"], x * 2)
 
 
-def test_a_launch_binds_a_limited_number_of_arrays(backend, monkeypatch):
-    from dataclasses import replace
+@pytest.fixture
+def within_default_limits(backend, monkeypatch):
+    """Return the backend as in a browser, with eight arrays for a launch."""
+    monkeypatch.setattr(backend.host, "model", replace(backend.host.model, buffers=BROWSER.buffers))
+    return backend
 
-    monkeypatch.setattr(backend.host, "model", replace(backend.host.model, buffers=4))
+
+def test_fusion_ends_where_a_launch_binds_no_further_array(within_default_limits):
     with Builder() as b:
-        y = sum(b.input(f"x{k}", (5,)) * float(k) for k in range(6))
-    options = BuildOptions()
+        xs = [b.input(f"x{k}", (5, 8)) for k in range(20)]
+        total = sum((ops.tanh(x) * float(k) for k, x in enumerate(xs)), start=xs[0] * 0.5)
+        rows = ops.softmax(total, axis=-1) * xs[3] + xs[4] * xs[5] - xs[6] * xs[7] + xs[8] * xs[9]
+        product = ops.transpose(xs[1], perm=(1, 0)) @ xs[2]
+        epilogue = ops.reshape(
+            sum((ops.reshape(x, shape=(8, 5)) for x in xs[10:19]), start=product[:, :5]), shape=(40,)
+        )
+    graph = b.build({"total": total, "rows": rows, "epilogue": epilogue})
+    arguments = {i.name: rng.normal(size=i.type.shape).astype(np.float32) for i in graph.arguments}
+    executable, results = run(within_default_limits, graph, arguments)
+    for name, expected in evaluate(graph, arguments).items():
+        np.testing.assert_allclose(results[name], expected, rtol=1e-5, atol=1e-6)
+    launches = executable.program.launches
+    assert max(len(launch.arguments) for launch in launches) == 8
+    assert len(launches) < 15 < len(graph.nodes)  # still fused
+
+
+def test_long_concatenations_become_trees(within_default_limits):
+    with Builder() as b:
+        xs = [b.input(f"x{k}", (2, k % 3 + 1)) for k in range(60)]
+        y = ops.concat(*xs, axis=1)
     graph = b.build({"y": y})
-    executable = backend.build(graph, options)
-    assert "no fusion: a kernel would use 7 arrays" in str(options.decisions)
-    arguments = {f"x{k}": rng.normal(size=5).astype(np.float32) for k in range(6)}
-    results = executable({}, {n: backend.array(a) for n, a in arguments.items()})
-    np.testing.assert_allclose(results["y"], evaluate(graph, arguments)["y"], rtol=1e-6)
+    arguments = {i.name: rng.normal(size=i.type.shape).astype(np.float32) for i in graph.arguments}
+    executable, results = run(within_default_limits, graph, arguments)
+    np.testing.assert_array_equal(results["y"], evaluate(graph, arguments)["y"])
+    assert max(len(launch.arguments) for launch in executable.program.launches) == 8
 
 
 def test_a_training_step_keeps_its_state_on_the_device(backend):

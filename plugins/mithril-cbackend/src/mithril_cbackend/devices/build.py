@@ -13,16 +13,8 @@ from mithril_cbackend.devices.templates import machine
 
 
 def written(graph: Graph, model: DeviceModel, options: BuildOptions) -> DeviceProgram:
-    """Return the program of a graph; without fusion if a fused kernel has more arrays than a launch can bind."""
-    reuses = options.memory_plan != "apart"
-    program = Emitter(graph, machine(model, options.fuses), reuses).write()
-    largest = max((len(launch.arguments) for launch in program.launches), default=0)
-    if largest <= model.buffers or not options.fuses:
-        return program
-    options.decisions.record(
-        "downgrade", f"no fusion: a kernel would use {largest} arrays, and the device binds {model.buffers}"
-    )
-    return Emitter(graph, machine(model, False), reuses).write()
+    """Return the program of a decomposed graph."""
+    return Emitter(graph, machine(model, options.fuses), options.memory_plan != "apart").write()
 
 
 def build(graph: Graph, host: Host, options: BuildOptions) -> DeviceExecutable:

@@ -26,6 +26,7 @@ class DeviceModel:
     largest_group: int = 256
     shared_bytes: int = 16 << 10  # memory of a workgroup
     buffers: int = 128  # arrays that a launch may read and write
+    binding: int | None = None  # bytes of the largest array; None: the memory of the device
 
     def storage(self, dtype: DType) -> str:
         """Return the dtype of an element in the memory of the device: bits of 16-bit floats, bools as bytes."""
@@ -33,6 +34,18 @@ class DeviceModel:
         if not self.narrows:
             return name
         return {"int8": "int32", "int16": "int32", "uint8": "uint32", "uint16": "uint32"}.get(name, name)
+
+
+# The default limits of WebGPU, which every browser grants.
+BROWSER = DeviceModel(
+    "webgpu",
+    frozenset(d for d in ALL if d.bits < 64),
+    narrows=True,
+    largest_group=256,
+    shared_bytes=16 << 10,
+    buffers=8,
+    binding=128 << 20,
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,10 @@ class DeviceMachine(Machine):
 
     launches: ClassVar[bool] = True
     templates: ClassVar[Mapping[Template, Template]] = {}
+
+    @property
+    def buffers(self) -> int:
+        return self.model.buffers
 
     def parallel(self, work: int) -> Any:
         return t.PARALLEL

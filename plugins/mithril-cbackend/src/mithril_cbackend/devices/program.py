@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mithril import ops
 from mithril.backend import memory_plan
 from mithril.graph import Graph, Node, UnsupportedError, Value
 from mithril_cbackend.devices.launches import Launch, launches
@@ -100,6 +101,24 @@ class DeviceProgram:
         return frozenset(node.op.name for node in self.calls)
 
 
+def with_short_concatenations(graph: Graph, count: int) -> Graph:
+    """Return the graph with concatenations of at most this many values; longer ones become trees."""
+    long = [n for n in graph.nodes if n.op is ops.concat and len(set(n.operands)) > count]
+    if not long:
+        return graph
+    editor = graph.edit()
+    for node in long:
+        parts = list(node.operands)
+        with editor.before(node):
+            while len(parts) > 1:
+                rows = [parts[k : k + count] for k in range(0, len(parts), count)]
+                parts = [row[0] if len(row) == 1 else ops.concat(*row, **node.attributes) for row in rows]
+        editor.replace_value(node.result, parts[0])
+        editor.erase_dead(node)
+    shortened: Graph = editor.freeze()
+    return shortened
+
+
 class Emitter:
     """Generator of the steps and launches."""
 
@@ -163,6 +182,7 @@ class Emitter:
     # -- a region -----------------------------------------------------------------------------------------------------
     def region(self, graph: Graph, inputs: dict[Value, int], targets: Sequence[int | None]) -> list[Any]:
         """Return the steps of a graph whose results are written to the targets."""
+        graph = with_short_concatenations(graph, self.machine.model.buffers - 1)
         fused = group(graph, self.machine)
         locations = dict(inputs)
         stored = {v for step in fused.steps for v in step.outputs}
@@ -213,11 +233,21 @@ class Emitter:
             name = f"k{len(self.numbers)}_{kernel.name()}"
             with kernel_error_context(kernel):
                 written = launches(name, kernel.template(kernel, name, self.machine), self.machine.model)
+            self.check(kernel, written)
             first = len(program.launches)
             program.launches += written
             program.kernels |= {launch.name: kernel for launch in written}
             self.numbers[key] = tuple(range(first, len(program.launches)))
         return [Run(k, tuple(buffers[a] for a in program.launches[k].arguments)) for k in self.numbers[key]]
+
+    def check(self, kernel: Kernel, written: Sequence[Launch]) -> None:
+        count, limit = max((len(x.arguments) for x in written), default=0), self.machine.model.buffers
+        if count > limit:
+            raise UnsupportedError(
+                f"the kernel of '{kernel.anchor.op.name}' reads and writes {count} arrays, and a launch binds {limit}",
+                facts=[line for line in [str(kernel.anchor.origin)] if line],
+                hint="split the operation into several, or concatenate some of its operands",
+            )
 
     # -- control flow -------------------------------------------------------------------------------------------------
     def control(self, node: Node, inputs: list[int], outputs: list[int]) -> list[Any]:

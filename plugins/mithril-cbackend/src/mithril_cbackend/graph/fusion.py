@@ -277,6 +277,8 @@ class FusionPlanner:
         kernel, result = readers[0], node.result
         if kernel.template is not elementwise.elementwise or shape_of(kernel.outputs[0]) != shape_of(result):
             return None
+        if not self._binds(node, kernel):
+            return None
         depends = {result}
         for other in kernel.nodes:
             if any(v in depends for v in other.operands):
@@ -317,6 +319,8 @@ class FusionPlanner:
                 if not fits or not fused_rows.is_of_rows(other):
                     return None
                 depends.add(other.result)
+        if not self._binds(node, kernel):
+            return None
         return kernel if self._fits(fused_rows.scratch, replace(kernel, nodes=[node, *kernel.nodes])) else None
 
     def _is_fused_reshape(self, node: Node) -> bool:
@@ -341,6 +345,8 @@ class FusionPlanner:
             return None
         kernel = readers[0]
         anchor = kernel.anchor
+        if not self._binds(node, kernel):
+            return None
         if kernel.template is attention.attention:
             return self._fuse_into_attention(node, kernel)
         lowering = LOWERINGS.get(anchor.op.name)
@@ -378,6 +384,17 @@ class FusionPlanner:
         if limit is None:
             return True
         return sum(size(v) * v.dtype.bits // 8 for v in scratch(kernel, self.machine)) <= limit * self.machine.threads
+
+    def _binds(self, node: Node, kernel: Kernel) -> bool:
+        """Whether the device can bind the arrays of a kernel that also computes the node."""
+        if self.machine.buffers is None:
+            return True
+        nodes = [node, *kernel.nodes]
+        inner = {v for n in nodes for v in n.results}
+        read = {v for n in nodes for v in n.operands if v is not None and v not in inner}
+        producers = self.graph.producers
+        stored = [v for v in read if v not in producers or not is_uniform(producers[v])]
+        return len(stored) + len(kernel.outputs) + len(kernel.scratch) <= self.machine.buffers
 
     def _attention_kernel(self, pattern: Attention, chain: tuple[Node, ...]) -> Kernel:
         """Return the kernel of an attention, including mask conditions that depend only on positions."""

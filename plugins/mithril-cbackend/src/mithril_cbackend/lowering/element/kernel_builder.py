@@ -44,6 +44,11 @@ class Machine:
     compact: bool = False  # whether to prefer small scratch buffers to fast kernels
     features: tuple[str, ...] = ()  # instructions of the CPU that kernels may select, in LLVM's names
 
+    @property
+    def buffers(self) -> int | None:
+        """The number of arrays that a kernel may read and write; None if there is no limit."""
+        return None
+
     def lanes(self, dtype_bits: int = 32) -> int:
         return max(1, self.vector_bytes * 8 // dtype_bits)
 
