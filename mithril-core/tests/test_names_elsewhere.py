@@ -60,6 +60,12 @@ def test_the_hint_has_the_name_here(place, word, name):
     assert quoted in str(caught.value)
 
 
+@pytest.mark.parametrize(("word", "name"), [("complie", "compile"), ("Compile", "compile"), ("iokey", "IOKey")])
+def test_the_hint_of_a_misspelling_has_the_name(word, name):
+    with pytest.raises(AttributeError, match=f"did you mean 'ml.{name}'"):
+        getattr(ml, word)
+
+
 def test_an_unknown_name_gets_no_hint():
     with pytest.raises(AttributeError, match="no installed plugin provides it$"):
         ml.xyzzy

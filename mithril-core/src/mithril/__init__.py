@@ -80,18 +80,21 @@ def _with_checked_arguments(value: Any) -> Any:
 
 
 def _name_elsewhere(name: str) -> str:
-    """Return the hint for a layer, an operation, or a name of another framework that is asked of this package."""
+    """Return the hint for a misspelling, a layer, an operation, or a name of another framework."""
     from mithril import models
-    from mithril.graph import LAYERS, OPERATIONS, PACKAGE, name_here, operations
+    from mithril.graph import LAYERS, OPERATIONS, PACKAGE, closest, name_here, operations
 
     if name in PACKAGE:
         return f"; use {PACKAGE[name]}"
+    similar = closest(name, __dir__(), 1)
+    if similar and similar[0].casefold() == name.casefold():
+        return f"; did you mean 'ml.{similar[0]}'?"
     layers = dict.fromkeys(dir(models), "") | LAYERS
     if layer := name_here(name, layers) if name[:1].isupper() else None:
         return f"; did you mean 'ml.models.{layer}'?"
     if operation := name_here(name, dict.fromkeys(operations(), "") | OPERATIONS):
         return f"; did you mean 'ml.ops.{operation}'?"
-    return ""
+    return f"; did you mean 'ml.{similar[0]}'?" if similar else ""
 
 
 def __getattr__(name: str) -> Any:

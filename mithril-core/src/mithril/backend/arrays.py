@@ -8,13 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from mithril.graph import DType, Op, dtype as as_dtype
+from mithril.graph import DType, InputError, Op, dtype as as_dtype
 
 
-def to_numpy(x: Any) -> np.ndarray[Any, Any]:
+def is_plain(x: Any) -> bool:
+    """Whether x is an array of NumPy itself: to a matrix or a masked array ``*`` and ``+`` mean something else."""
+    return type(x) is np.ndarray or type(x) is np.memmap
+
+
+def to_numpy(x: Any, noun: str = "the array") -> np.ndarray[Any, Any]:
     """Convert an array of any framework, bfloat16 included, to NumPy in native byte order."""
     if isinstance(x, np.ndarray):
-        return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+        if not is_plain(x):
+            if count := int(np.sum(getattr(x, "mask", False))):
+                raise InputError(
+                    f"{noun} is masked: an operation has no value for {count} of {x.size} elements",
+                    hint="x.filled(0), or pass the mask as an input of the model",
+                )
+            x = np.asarray(x)
+        return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))  # type: ignore[no-any-return]
     if hasattr(x, "detach"):
         x = x.detach().cpu()
         if str(x.dtype).endswith("bfloat16"):

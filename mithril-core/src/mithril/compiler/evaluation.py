@@ -300,7 +300,7 @@ class Evaluation:
         if rounds and backend.is_array(x) and array_type(name, x).dtype.is_float:
             self.decisions.record("cast", f"input '{name}' is converted to {expected.dtype}")
             return backend.array(x, dtype=expected.dtype)
-        array = as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x)
+        array = as_numpy(name, to_numpy(x, f"input '{name}'") if hasattr(x, "dtype") else x)
         return backend.array(convert_input(name, array, expected.dtype, self.decisions, rounds=rounds))
 
     # -- gradients ---------------------------------------------------------------------------------------------------

@@ -246,7 +246,7 @@ class Parameters:
             return x
         if self._is_rounded(name, x, expected):
             return backend.array(x, dtype=expected)
-        actual, array = array_type(name, x).dtype, to_numpy(x)
+        actual, array = array_type(name, x).dtype, to_numpy(x, f"parameter '{name}'")
         if actual is not expected:
             raise InputError(
                 f"Type mismatch: expected {expected}, got {actual}",

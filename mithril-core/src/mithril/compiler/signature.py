@@ -117,7 +117,7 @@ def _dtype_of(name: str, kind: Any) -> DType:
 def as_numpy(name: str, x: Any) -> np.ndarray[Any, Any]:
     """Convert lists and Python numbers to arrays of the default dtypes; raise InputError for other objects."""
     if isinstance(x, np.ndarray):
-        return to_numpy(x)
+        return to_numpy(x, f"input '{name}'")
     try:
         array = np.asarray(x)
     except (ValueError, TypeError, RuntimeError) as error:

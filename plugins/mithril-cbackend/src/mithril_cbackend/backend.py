@@ -19,6 +19,7 @@ from mithril.backend import (
     LazyGraph,
     PluginLowering,
     as_numpy,
+    is_plain,
 )
 from mithril.graph import (
     ALL,
@@ -179,7 +180,7 @@ class CBackend(Backend):
         return np.asarray(array)
 
     def is_array(self, x: Any) -> bool:
-        return isinstance(x, np.ndarray)
+        return is_plain(x)
 
     @classmethod
     def diagnose(cls) -> Mapping[str, str]:

@@ -16,6 +16,7 @@ from mithril.backend import (
     LazyGraph,
     PluginLowering,
     as_numpy,
+    is_plain,
     openblas,
     parse_bytes,
 )
@@ -144,7 +145,7 @@ class GGMLBackend(Backend):
         return np.asarray(array)
 
     def is_array(self, x: Any) -> bool:
-        return isinstance(x, (np.ndarray, np.generic, PackedArray))
+        return is_plain(x) or isinstance(x, (np.generic, PackedArray))
 
     @classmethod
     def diagnose(cls) -> dict[str, str]:

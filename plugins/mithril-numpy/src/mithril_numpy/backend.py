@@ -18,6 +18,7 @@ from mithril.backend import (
     SourceBackend,
     as_numpy,
     columns,
+    is_plain,
     nbytes,
     numpy_threads,
     openblas,
@@ -90,4 +91,4 @@ class NumpyBackend(SourceBackend):
         return np.asarray(array)
 
     def is_array(self, x: Any) -> bool:
-        return isinstance(x, (np.ndarray, np.generic))
+        return is_plain(x) or isinstance(x, np.generic)

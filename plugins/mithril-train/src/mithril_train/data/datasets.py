@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
-from mithril.backend import is_sparse
+from mithril.backend import is_sparse, to_numpy
 from mithril.graph import InputError
 from mithril_train.data.tables import columns_of_table
 
@@ -47,10 +47,10 @@ class Arrays(Source):
                     hint="pass its toarray(), or train batches of it by compiled.evaluate with output_gradients",
                 )
         if isinstance(arrays, Mapping):
-            self.arrays = {name: np.asarray(a) for name, a in arrays.items()}
+            self.arrays = {name: to_numpy(a, f"column {name!r}") for name, a in arrays.items()}
             columns = self.arrays
         else:
-            self.arrays = tuple(np.asarray(a) for a in arrays)
+            self.arrays = tuple(to_numpy(a, f"column {i}") for i, a in enumerate(arrays))
             columns = dict(enumerate(self.arrays))
         lengths = {name: len(a) if a.ndim else None for name, a in columns.items()}
         if not lengths or None in lengths.values() or len(set(lengths.values())) > 1:
@@ -193,10 +193,8 @@ def _expect_alike(forms: Sequence[Any], kind: str) -> None:
 
 
 def _array(x: Any) -> np.ndarray[Any, Any]:
-    if hasattr(x, "detach"):
-        x = x.detach().cpu().numpy()
     try:
-        array = np.asarray(x)
+        array = to_numpy(x, "a sample")
     except ValueError:
         raise InputError(
             "a sample that is a list holds parts of different shapes: a list is one row of numbers",

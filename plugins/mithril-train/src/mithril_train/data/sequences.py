@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import CheckedType, Positive
+from mithril.backend import CheckedType, Positive, to_numpy
 from mithril.graph import InputError, OptionError, closest
 from mithril_train.data.datasets import default_collate
 from mithril_train.data.shuffle import permutation
@@ -52,7 +52,7 @@ class Padding(metaclass=CheckedType):
 
     def _padded(self, table: Mapping[str, list[Any]]) -> tuple[dict[str, Any], Array]:
         names = self._names(table)
-        sequences = {name: [np.asarray(row) for row in table[name]] for name in names}
+        sequences = {name: [to_numpy(row, "a sequence") for row in table[name]] for name in names}
         lengths = np.array([len(row) for row in sequences[names[0]]])
         size = self._size(int(max(len(row) for rows in sequences.values() for row in rows)))
         padded = {

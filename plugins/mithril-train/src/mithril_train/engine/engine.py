@@ -487,7 +487,7 @@ class Engine(CarriedArrays):
             # Arrays of the backend stay on their device: a conversion would fetch them.
             if backend.is_array(x) and x.dtype == native:
                 return x
-            array = x if isinstance(x, np.ndarray) else as_numpy(name, to_numpy(x) if hasattr(x, "dtype") else x)
+            array = as_numpy(name, to_numpy(x, f"'{name}'") if hasattr(x, "dtype") else x)
             return backend.array(convert_input(name, array, target_dtype, decisions, rounds=True))
 
         return convert
