@@ -148,6 +148,27 @@ def test_numbers_may_be_arrays_without_axes():
     assert names(plus(graph_of(lambda x: x + np.array(1.0, np.float32), (3,)))) == ["neg"]
 
 
+@pytest.mark.parametrize(
+    ("number", "matches"),
+    [
+        (np.ones((2, 3)), True),
+        (np.ones(3), True),
+        (np.array([1, 1, 2]), False),
+        (np.ones((4, 2, 3)), False),  # broadcasts x
+    ],
+)
+def test_numbers_may_be_arrays_of_one_number(number, matches):
+    plus = rule(lambda x: x + 1.0, lambda x: neg(x), exact=False, name="p")
+    graph = graph_of(lambda x: x + number.astype(np.float32), (2, 3))
+    assert names(plus(graph)) == ["neg" if matches else "add"]
+
+
+def test_zeros_of_both_signs_are_two_numbers():
+    minus = rule(lambda x: x - 0.0, lambda x: x, exact=True, name="p")
+    graph = graph_of(lambda x: x - np.array([0.0, -0.0], np.float32), (2,))
+    assert minus(graph) is graph
+
+
 def test_values_with_other_users_are_not_rewritten():
     graph = graph_of(lambda x: both(x, sigmoid(x), exp), (3,))
     assert SILU(graph) is graph

@@ -22,6 +22,7 @@ from mithril_testing import PassConformance, RuleConformance
 from mithril_testing.levels import LEVELS, Levels, special_arguments
 from mithril_testing.rewritten_gradients import KINKS
 
+HEADS = [("float32", (1, 2, 4, 3))] * 3
 STATISTICS = [("float32", (4,))] * 4  # scale, bias, mean, variance
 SHAPES = {
     "slice of everything": [("float32", (9,))],
@@ -47,7 +48,18 @@ SHAPES = {
     ],
     "batch norm of a linear": [("float32", (8, 3)), ("float32", (4, 3)), ("float32", (4,)), *STATISTICS],
     "batch norm of a linear without bias": [("float32", (8, 3)), ("float32", (4, 3)), *STATISTICS],
-    "attention": [*[("float32", (1, 2, 4, 3))] * 3, ("float32", (1, 1, 4, 4))],
+    "attention": HEADS,
+    "attention with a mask": [*HEADS, ("float32", (1, 1, 4, 4))],
+    "attention of scaled queries": [*HEADS, ("float32", (1, 1, 4, 4))],
+    "attention to repeated heads": [*HEADS, ("float32", (1, 1, 4, 4))],
+    "attention to selected keys": [*HEADS, ("bool", (1, 1, 4, 4))],
+    "weights on the right": [("float32", (2, 3)), ("float32", (4, 3))],
+    "guarded weights": [("float32", (2, 3, 4)), ("float32", (2, 4, 3))],
+    "product": [("float32", (2, 3)), ("float32", (3, 2))],
+    "transpose of joined axes": [("float32", (1, 2, 4, 3))],
+    "RMS norm by scaled parameters": [("float32", (2, 3)), ("float32", (3,))],
+    "parameters of an RMS norm": [("float32", (2, 3)), ("float32", (3,))],
+    "operand with axes of size 1 in front": [("float32", (2, 3)), ("float32", (3,))],
 }
 MODULES = (simplify, composite_matching, horizontal_fusion, batch_norm)
 SETS = [s for m in MODULES for s in vars(m).values() if isinstance(s, RuleSet) and s is not simplify.QUANTIZE_PAIRS]

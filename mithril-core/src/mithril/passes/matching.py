@@ -11,6 +11,7 @@ import numpy as np
 from mithril.graph import Editor, MithrilError, Node, Value, attribute_text, attributes_key, types_of
 from mithril.passes.pattern import Capture, Pattern, PatternOp, PatternResult, Variable
 
+LARGEST_NUMBER = 1 << 16  # elements; constant folding makes no larger array
 CLOSE = 1e-5  # relative; constants such as sqrt(2/pi) are written with various numbers of digits
 
 
@@ -66,17 +67,19 @@ class Attempt:
             orders.append(node.operands[::-1])
         mark = len(self.bound)
         for order in orders:
-            if self._each(pattern, order, 0, rest):
+            if self._each(pattern, node, order, 0, rest):
                 return True
             self._undo(mark)
         return False
 
-    def _each(self, pattern: PatternOp, order: tuple[Value | None, ...], k: int, rest: Callable[[], bool]) -> bool:
+    def _each(
+        self, pattern: PatternOp, node: Node, order: tuple[Value | None, ...], k: int, rest: Callable[[], bool]
+    ) -> bool:
         if k == len(order):
             return rest()
-        return self._operand(pattern.operands[k], order[k], lambda: self._each(pattern, order, k + 1, rest))
+        return self._operand(pattern.operands[k], node, order[k], lambda: self._each(pattern, node, order, k + 1, rest))
 
-    def _operand(self, pattern: Any, value: Value | None, rest: Callable[[], bool]) -> bool:
+    def _operand(self, pattern: Any, user: Node, value: Value | None, rest: Callable[[], bool]) -> bool:
         if pattern is None or value is None:
             if pattern is None and value is None:
                 return rest()
@@ -90,7 +93,7 @@ class Attempt:
             if node.op is pattern.applied.op and node.results[pattern.index] is not value:
                 return self._fail(f"%{value.name} is another result of '{node.op.name}'")
             return self._operation(pattern.applied, node, rest)
-        number = self._number(value)
+        number = self._number(value, user)
         if number is None:
             return self._fail(f"expected a number, found {value!r}")
         if isinstance(pattern, Capture):
@@ -163,13 +166,22 @@ class Attempt:
             self.bound.popitem()
 
     # -- numbers -----------------------------------------------------------------------------------------------------
-    def _number(self, value: Value) -> Any:
-        """Return the scalar that a constant value holds, or None."""
+    def _number(self, value: Value, user: Node) -> Any:
+        """Return the number that a constant value holds, in every element if it is an array, or None.
+
+        An array that broadcasts another operand does not count: a pattern would lose the size.
+        """
         node = self.editor.producer(value)
         if node is not None:
             return node.attributes["value"] if node.is_constant else None
         data = self.editor.data_of(value)
-        return data.item() if data is not None and data.ndim == 0 else None
+        if data is None or not 0 < data.size <= LARGEST_NUMBER:
+            return None
+        shape = user.result.shape
+        if data.ndim and not any(v is not None and v is not value and v.shape == shape for v in user.operands):
+            return None
+        elements = data.reshape(-1).view(f"u{data.itemsize}")  # bits: zeros have signs
+        return data.flat[0].item() if (elements == elements[0]).all() else None
 
     def _equal(self, expected: Any, number: Any, value: Value) -> bool:
         if not value.dtype.is_float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mithril.graph import DType, Value
@@ -11,9 +12,12 @@ from mithril.ops import (
     broadcast_to,
     cast,
     dequantize,
+    div,
     exp,
     log,
+    max as max_,
     maximum,
+    mean,
     minimum,
     mul,
     neg,
@@ -25,10 +29,12 @@ from mithril.ops import (
     sqrt,
     square,
     sub,
+    sum as sum_,
     transpose,
+    unsqueeze,
     where,
 )
-from mithril.passes import RuleSet, rule
+from mithril.passes import Rule, RuleSet, rule
 
 
 def _holds_all(target: DType, narrow: DType) -> bool:
@@ -60,6 +66,59 @@ def _composed(x: Value, *, inner: Any, outer: Any) -> Any:
     return transpose(x, perm=tuple(inner[k] for k in outer))
 
 
+def _swaps(x: Value, *, flat: Any, perm: Any, shape: Any) -> bool:
+    """Whether the last two axes are swapped, while those in front of them are joined and divided again."""
+    product = len(flat) == 3 and tuple(perm) == (0, 2, 1) and tuple(flat[1:]) == tuple(x.shape[-2:])
+    return product and tuple(shape) == (*x.shape[:-2], *tuple(x.shape[-2:])[::-1])
+
+
+def _swapped(x: Value) -> Any:
+    n = len(x.shape)
+    return transpose(x, perm=(*range(n - 2), n - 1, n - 2))
+
+
+def _prepends(x: Value, p: Value, *, shape: Any) -> bool:
+    """Whether a reshape prepends axes of size 1, as the operation that reads it does itself."""
+    return tuple(shape) == ((1,) * (len(shape) - len(p.shape)) + tuple(p.shape)) and len(shape) <= len(x.shape)
+
+
+def _inserted(x: Any, *, axis: Any) -> Any:
+    sizes, rank = iter(x.shape), len(x.shape) + len(axis)
+    new = {a % rank for a in axis}
+    return reshape(x, shape=tuple(1 if k in new else next(sizes) for k in range(rank)))
+
+
+def _without_ones(f: Any) -> Rule:
+    """Return the rule for an operand of f with axes in front that f prepends itself."""
+    return rule(
+        lambda x, p, *, shape=(1, 3): f(x, reshape(p, shape=shape)),
+        lambda x, p: f(x, p),
+        when=_prepends,
+        exact=True,
+        name="operand with axes of size 1 in front",
+    )
+
+
+def _without_broadcast(f: Any) -> Rule:
+    """Return the rule for an operand that is broadcast to the result of f, which does it itself."""
+    return rule(
+        lambda x, y, *, shape=(2, 3): f(x, broadcast_to(y, shape=shape)),
+        lambda x, y: f(x, y),
+        exact=True,
+        name="operand that is broadcast twice",
+    )
+
+
+def _kept_axes(reduce: Any) -> Rule:
+    """Return the rule for a reduction whose axes are inserted again by a reshape."""
+    return rule(
+        lambda x, *, axes=(1,), shape=(2, 1): reshape(reduce(x, axis=axes, keepdims=False), shape=shape),
+        lambda x, *, axes: reduce(x, axis=axes, keepdims=True),
+        exact=True,
+        name="reduction with its axes inserted again",
+    )
+
+
 # A rule is not applied if the types of its sides differ: x * 1 is removed only if it does not broadcast.
 EXACT = RuleSet(
     "simplify",
@@ -83,6 +142,15 @@ EXACT = RuleSet(
             _composed,
             exact=True,
             name="transpose twice",
+        ),
+        rule(
+            lambda x, *, flat=(2, 4, 3), perm=(0, 2, 1), shape=(1, 2, 3, 4): reshape(
+                transpose(reshape(x, shape=flat), perm=perm), shape=shape
+            ),
+            _swapped,
+            when=_swaps,
+            exact=True,
+            name="transpose of joined axes",
         ),
         rule(
             lambda x, *, shape=(2, 3): broadcast_to(x, shape=shape), lambda x: x, exact=True, name="broadcast to itself"
@@ -109,6 +177,14 @@ EXACT = RuleSet(
             when=_round_trips,
             exact=True,
             name="cast there and back",
+        ),
+        *(_kept_axes(reduce) for reduce in (sum_, mean, max_)),
+        *(_without_ones(f) for f in (add, mul)),
+        *(_without_broadcast(f) for f in (add, mul, sub, div)),
+        *(_without_broadcast(lambda x, y, f=f: f(y, x)) for f in (sub, div)),
+        rule(lambda x, *, axis=(0,): unsqueeze(x, axis=axis), _inserted, exact=True, name="new axes by a reshape"),
+        rule(
+            lambda x: maximum(x, -math.inf), lambda x: x, exact=True, name="the larger of a number and minus infinity"
         ),
         rule(lambda x: neg(neg(x)), lambda x: x, exact=True, name="neg twice"),
         rule(lambda x: abs_(neg(x)), lambda x: abs_(x), exact=True, name="abs of neg"),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mithril.graph import Graph, Size, Value
+from mithril.graph import Graph, Value, is_static
 from mithril.ops import (
     add,
-    attention,
-    div,
+    dot,
     erf,
     exp,
     gelu,
@@ -23,7 +23,8 @@ from mithril.ops import (
     max as max_,
     maximum,
     mean,
-    mul,
+    neg,
+    reciprocal,
     relu,
     rms_norm,
     rsqrt,
@@ -33,33 +34,40 @@ from mithril.ops import (
     softplus,
     sqrt,
     square,
+    stop_gradient,
     sum as sum_,
     tanh,
     transpose,
     var,
 )
 from mithril.passes import PassContext, Rule, RuleSet, pass_, rule
-
+from mithril_passes.fusion.attention_forms import ATTENTION, transposed
 
 # -- activations --------------------------------------------------------------------------------------------------
-def _gelu(x: Any) -> Any:
-    return 0.5 * x * (1.0 + erf(x * (1 / math.sqrt(2))))
+ROOT = math.sqrt(2 / math.pi)
+HALVES: tuple[Callable[[Any, Any], Any], ...] = (  # half the product, as it is associated
+    lambda x, s: 0.5 * x * s,
+    lambda x, s: x * (0.5 * s),
+    lambda x, s: 0.5 * (x * s),
+)
+ERFS: tuple[Callable[[Any], Any], ...] = (
+    lambda x: 1.0 + erf(x * (1 / math.sqrt(2))),
+    lambda x: 1.0 + erf(x / math.sqrt(2)),
+    lambda x: 1.0 - erf(neg(x) * (1 / math.sqrt(2))),  # erfc
+)
+TANHS: tuple[Callable[[Any], Any], ...] = (
+    lambda x: 1.0 + tanh(ROOT * (x + 0.044715 * x**3.0)),
+    lambda x: 1.0 + tanh(ROOT * (x + 0.044715 * (x * x * x))),
+    lambda x: 1.0 + tanh(ROOT * (x + 0.044715 * (square(x) * x))),
+)
 
 
-def _gelu_divided(x: Any) -> Any:
-    return 0.5 * x * (1.0 + erf(x / math.sqrt(2)))
+def _gelu_rules(sums: Sequence[Callable[[Any], Any]], name: str, approximate: str) -> list[Rule]:
+    def of(half: Callable[[Any, Any], Any], total: Callable[[Any], Any]) -> Rule:
+        after = functools.partial(gelu, approximate=approximate)
+        return rule(lambda x: half(x, total(x)), lambda x: after(x), exact=False, name=name)
 
-
-def _gelu_late(x: Any) -> Any:
-    return x * (0.5 * (1.0 + erf(x / math.sqrt(2))))
-
-
-def _gelu_tanh(x: Any) -> Any:
-    return 0.5 * x * (1.0 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3.0)))
-
-
-def _gelu_cube(x: Any) -> Any:
-    return 0.5 * x * (1.0 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))))
+    return [of(half, total) for total in sums for half in HALVES]
 
 
 def _like(x: Value) -> bool:
@@ -67,11 +75,8 @@ def _like(x: Value) -> bool:
 
 
 ACTIVATIONS = [
-    *(rule(f, lambda x: gelu(x), exact=False, name="gelu") for f in (_gelu, _gelu_divided, _gelu_late)),
-    *(
-        rule(f, lambda x: gelu(x, approximate="tanh"), exact=False, name="gelu by tanh")
-        for f in (_gelu_tanh, _gelu_cube)
-    ),
+    *_gelu_rules(ERFS, "gelu", "none"),
+    *_gelu_rules(TANHS, "gelu by tanh", "tanh"),
     rule(lambda x: 1.0 / (1.0 + exp(-x)), lambda x: sigmoid(x), when=_like, exact=False, name="sigmoid"),
     rule(lambda x: x * sigmoid(x), lambda x: silu(x), exact=False, name="silu"),
     rule(lambda x: log(1.0 + exp(x)), lambda x: softplus(x), when=_like, exact=False, name="softplus"),
@@ -93,6 +98,11 @@ def _softmax(x: Any, *, axis: Any = (-1,)) -> Any:
     return e / sum_(e, axis=axis, keepdims=True)
 
 
+def _softmax_stopped(x: Any, *, axis: Any = (-1,)) -> Any:
+    e = exp(x - stop_gradient(max_(x, axis=axis, keepdims=True)))
+    return e / sum_(e, axis=axis, keepdims=True)
+
+
 def _softmax_plain(x: Any, *, axis: Any = (-1,)) -> Any:
     e = exp(x)
     return e / sum_(e, axis=axis, keepdims=True)
@@ -107,10 +117,19 @@ def _log_softmax_shifted(x: Any, *, axis: Any = (-1,)) -> Any:
     return z - log(sum_(exp(z), axis=axis, keepdims=True))
 
 
+def _log_softmax_stopped(x: Any, *, axis: Any = (-1,)) -> Any:
+    z = x - stop_gradient(max_(x, axis=axis, keepdims=True))
+    return z - log(sum_(exp(z), axis=axis, keepdims=True))
+
+
 SOFTMAX = [
     *(
         rule(f, lambda x, *, axis: softmax(x, axis=axis[0]), when=_one_axis, exact=False, name=name)
-        for f, name in ((_softmax, "softmax"), (_softmax_plain, "softmax that overflows"))
+        for f, name in (
+            (_softmax, "softmax"),
+            (_softmax_stopped, "softmax"),
+            (_softmax_plain, "softmax that overflows"),
+        )
     ),
     rule(
         lambda x, *, axis=-1: log(softmax(x, axis=axis)),
@@ -120,7 +139,11 @@ SOFTMAX = [
     ),
     *(
         rule(f, lambda x, *, axis: log_softmax(x, axis=axis[0]), when=_one_axis, exact=False, name=name)
-        for f, name in ((_log_softmax, "log-softmax by logsumexp"), (_log_softmax_shifted, "log-softmax"))
+        for f, name in (
+            (_log_softmax, "log-softmax by logsumexp"),
+            (_log_softmax_shifted, "log-softmax"),
+            (_log_softmax_stopped, "log-softmax"),
+        )
     ),
 ]
 
@@ -137,63 +160,84 @@ def _centered(x: Any, axes: Any) -> Any:
     return x - mean(x, axis=axes, keepdims=True)
 
 
-def _normal_root(x: Any, axes: Any, eps: Any) -> Any:
-    return _centered(x, axes) / sqrt(var(x, axis=axes, keepdims=True) + eps)
+VARIANCES: tuple[Callable[[Any, Any, Any], Any], ...] = (  # of x, and of c, which is x without its mean
+    lambda x, c, axes: var(x, axis=axes, keepdims=True),
+    lambda x, c, axes: mean(square(c), axis=axes, keepdims=True),
+    lambda x, c, axes: mean(c * c, axis=axes, keepdims=True),
+)
+Quotient = Callable[[Any, Any], Any]
+QUOTIENTS: tuple[Quotient, ...] = (lambda x, v: x / sqrt(v), lambda x, v: x * rsqrt(v))
 
 
-def _normal_square(x: Any, axes: Any, eps: Any) -> Any:
-    c = _centered(x, axes)
-    return c / sqrt(mean(square(c), axis=axes, keepdims=True) + eps)
+def _spread_rule(variance: Callable[[Any, Any, Any], Any]) -> Rule:
+    """Return the rule for a layer norm as TensorFlow writes it, by its functions for batch norm."""
+
+    def before(x: Any, w: Any, b: Any, *, axes: Any = (-1,), eps: Any = 1e-5) -> Any:
+        m = mean(x, axis=axes, keepdims=True)
+        factor = rsqrt(variance(x, x - m, axes) + eps) * w
+        return x * factor + (b - m * factor)
+
+    return rule(
+        before,
+        lambda x, w, b, *, axes, eps: layer_norm(x, w, b, axes=axes, eps=eps),
+        when=_spans,
+        exact=False,
+        name="layer norm",
+    )
 
 
-def _normal_product(x: Any, axes: Any, eps: Any) -> Any:
-    c = _centered(x, axes)
-    return c * rsqrt(mean(c * c, axis=axes, keepdims=True) + eps)
+def _layer_norm_rules(variance: Callable[[Any, Any, Any], Any], quotient: Quotient) -> list[Rule]:
+    def normal(x: Any, axes: Any, eps: Any) -> Any:
+        c = _centered(x, axes)
+        return quotient(c, variance(x, c, axes) + eps)
 
-
-def _normal_var(x: Any, axes: Any, eps: Any) -> Any:
-    return _centered(x, axes) * rsqrt(var(x, axis=axes, keepdims=True) + eps)
-
-
-def _norm_rules() -> list[Rule]:
-    out = []
-    for normal in (_normal_root, _normal_square, _normal_product, _normal_var):
-
-        def whole(x: Any, w: Any, b: Any, *, axes: Any = (-1,), eps: Any = 1e-5, normal: Any = normal) -> Any:
-            return normal(x, axes, eps) * w + b
-
-        def plain(x: Any, *, axes: Any = (-1,), eps: Any = 1e-5, normal: Any = normal) -> Any:
-            return normal(x, axes, eps)
-
-        out += [_layer_norm_rule(whole, True), _layer_norm_rule(plain, False)]
-    return out
-
-
-def _layer_norm_rule(before: Any, scaled: bool) -> Rule:
-    normal = before.__kwdefaults__["normal"]
-    if scaled:
-        return rule(
-            lambda x, w, b, *, axes=(-1,), eps=1e-5: before(x, w, b, axes=axes, eps=eps, normal=normal),
+    return [
+        rule(
+            lambda x, w, b, *, axes=(-1,), eps=1e-5: normal(x, axes, eps) * w + b,
             lambda x, w, b, *, axes, eps: layer_norm(x, w, b, axes=axes, eps=eps),
             when=_spans,
             exact=False,
             name="layer norm",
-        )
-    return rule(
-        lambda x, *, axes=(-1,), eps=1e-5: before(x, axes=axes, eps=eps, normal=normal),
-        lambda x, *, axes, eps: layer_norm(x, axes=axes, eps=eps),
-        when=_spans,
-        exact=False,
-        name="layer norm without parameters",
-    )
+        ),
+        rule(
+            lambda x, *, axes=(-1,), eps=1e-5: normal(x, axes, eps),
+            lambda x, *, axes, eps: layer_norm(x, axes=axes, eps=eps),
+            when=_spans,
+            exact=False,
+            name="layer norm without parameters",
+        ),
+    ]
+
+
+def _rms_norm_rules(quotient: Quotient) -> list[Rule]:
+    def root(x: Any, axes: Any, eps: Any) -> Any:
+        return mean(square(x), axis=axes, keepdims=True) + eps
+
+    return [
+        rule(
+            lambda x, *, axis=(-1,), eps=1e-6: quotient(x, root(x, axis, eps)),
+            lambda x, *, axis, eps: rms_norm(x, axis=axis[0], eps=eps),
+            when=_one_axis,
+            exact=False,
+            name="RMS norm",
+        ),
+        rule(
+            lambda x, w, *, axes=(-1,), eps=1e-6: quotient(w, root(x, axes, eps)) * x,
+            lambda x, w, *, axes, eps: rms_norm(x, w, axis=axes[0], eps=eps),
+            when=_is_vector,
+            exact=False,
+            name="RMS norm by scaled parameters",
+        ),
+    ]
 
 
 def _is_vector(x: Value, w: Value, *, axes: Any, eps: Any) -> bool:
-    return len(axes) == 1 and _spans(x, w, axes=axes)
+    return len(w.shape) == 1 and tuple(axes) == (len(x.shape) - 1,)
 
 
 NORMS = [
-    *_norm_rules(),
+    *(_spread_rule(variance) for variance in VARIANCES[1:]),
+    *(r for variance in VARIANCES for quotient in QUOTIENTS for r in _layer_norm_rules(variance, quotient)),
     rule(
         lambda x, w, b, *, axes=(-1,), eps=1e-5: layer_norm(x, axes=axes, eps=eps) * w + b,
         lambda x, w, b, *, axes, eps: layer_norm(x, w, b, axes=axes, eps=eps),
@@ -201,46 +245,52 @@ NORMS = [
         exact=False,
         name="parameters of a layer norm",
     ),
-    *(
-        rule(
-            f,
-            lambda x, w, *, axes, eps: rms_norm(x, w, axis=axes[0], eps=eps),
-            when=_is_vector,
-            exact=False,
-            name="RMS norm",
-        )
-        for f in (
-            lambda x, w, *, axes=(-1,), eps=1e-6: x * rsqrt(mean(square(x), axis=axes, keepdims=True) + eps) * w,
-            lambda x, w, *, axes=(-1,), eps=1e-6: x * rsqrt(mean(x * x, axis=axes, keepdims=True) + eps) * w,
-            lambda x, w, *, axes=(-1,), eps=1e-6: x / sqrt(mean(square(x), axis=axes, keepdims=True) + eps) * w,
-            lambda x, w, *, axes=(-1,), eps=1e-6: x / sqrt(mean(x * x, axis=axes, keepdims=True) + eps) * w,
-        )
+    *(r for quotient in QUOTIENTS for r in _rms_norm_rules(quotient)),
+    rule(
+        lambda x, w, *, axis=-1, eps=1e-6: rms_norm(x, axis=axis, eps=eps) * w,
+        lambda x, w, *, axis, eps: rms_norm(x, w, axis=axis, eps=eps),
+        when=lambda x, w, *, axis, eps: _is_vector(x, w, axes=(axis,), eps=eps),
+        exact=False,
+        name="parameters of an RMS norm",
     ),
 ]
 
 
 # -- products -----------------------------------------------------------------------------------------------------
-def _is_weight(x: Value, w: Value, b: Value, *, perm: Any) -> bool:
-    return tuple(perm) == (1, 0) and len(b.shape) == 1
+def _is_weight(x: Value, w: Value, *, perm: Any) -> bool:
+    return tuple(perm) == (1, 0)
 
 
 def _is_bias(x: Value, w: Value, b: Value) -> bool:
     return len(b.shape) == 1
 
 
-def _same(a: Size, b: Size) -> bool:
-    return a is b or a == b
+def _mean_of(x: Value, *, axes: Any, n: float) -> bool:
+    count = math.prod(x.shape[a] for a in axes) if is_static(x.shape) else 0
+    return x.dtype.is_float and count > 0 and math.isclose(n, count, rel_tol=1e-6)
 
 
-def _is_attention(q: Value, k: Value, v: Value, *rest: Any, perm: Any, axis: Any = 3, **_: Any) -> bool:
-    four = all(len(x.shape) == 4 for x in (q, k, v))
-    return four and tuple(perm) == (0, 1, 3, 2) and axis == 3 and _same(q.shape[1], k.shape[1])
+def _mean_by(x: Value, *, axes: Any, n: float) -> bool:
+    return n > 0 and _mean_of(x, axes=axes, n=1.0 / n)
+
+
+def _is_product(a: Value, b: Value, *, ca: Any, cb: Any, ba: Any, bb: Any) -> bool:
+    """Whether a contraction has the axes of a product of matrices, or of all rows of a by one matrix."""
+    one, batch = len(ca) == len(cb) == 1, len(a.shape) == len(b.shape) == len(ba) + 2
+    return one and (batch or (len(b.shape) == 2 and not ba and tuple(ca) == (len(a.shape) - 1,)))
+
+
+def _product(a: Any, b: Any, *, ca: Any, cb: Any, ba: Any, bb: Any) -> Any:
+    rows = [k for k in range(len(a.shape)) if k not in (*ba, *ca)]
+    (column,) = (k for k in range(len(b.shape)) if k not in (*bb, *cb))
+    left, right = (*ba, *rows, *ca), (*bb, *cb, column)
+    return matmul(transposed(a, left), transposed(b, right))
 
 
 PRODUCTS = [
     rule(
-        lambda x, w, b, *, perm=(1, 0): matmul(x, transpose(w, perm=perm)) + b,
-        lambda x, w, b: linear(x, w, b),
+        lambda x, w, *, perm=(1, 0): matmul(x, transpose(w, perm=perm)),
+        lambda x, w: linear(x, w),
         when=_is_weight,
         exact=False,
         name="linear",
@@ -252,58 +302,66 @@ PRODUCTS = [
         exact=False,
         name="bias of a linear",
     ),
+    rule(
+        lambda x, *, axes=(-1,), n=3.0: sum_(x, axis=axes, keepdims=True) / n,
+        lambda x, *, axes: mean(x, axis=axes, keepdims=True),
+        when=_mean_of,
+        exact=False,
+        name="mean",
+    ),
+    rule(
+        lambda x, *, axes=(-1,), n=1 / 3: sum_(x, axis=axes, keepdims=True) * n,
+        lambda x, *, axes: mean(x, axis=axes, keepdims=True),
+        when=_mean_by,
+        exact=False,
+        name="mean",
+    ),
+    rule(
+        lambda a, b, *, ca=(1,), cb=(0,), ba=(), bb=(): dot(a, b, contract_a=ca, contract_b=cb, batch_a=ba, batch_b=bb),
+        _product,
+        when=_is_product,
+        exact=False,
+        name="product",
+    ),
+    rule(lambda x: x**2.0, lambda x: square(x), exact=False, name="second power"),
     *(
-        rule(f, after, when=_is_attention, exact=False, name="attention")
-        for f, after in (
-            (
-                lambda q, k, v, *, perm=(0, 1, 3, 2), scale=0.5, axis=-1: matmul(
-                    softmax(mul(matmul(q, transpose(k, perm=perm)), scale), axis=axis), v
-                ),
-                lambda q, k, v, *, scale: attention(q, k, v, scale=scale),
-            ),
-            (
-                lambda q, k, v, *, perm=(0, 1, 3, 2), scale=2.0, axis=-1: matmul(
-                    softmax(div(matmul(q, transpose(k, perm=perm)), scale), axis=axis), v
-                ),
-                lambda q, k, v, *, scale: attention(q, k, v, scale=1.0 / scale),
-            ),
-            (
-                lambda q, k, v, m, *, perm=(0, 1, 3, 2), scale=0.5, axis=-1: matmul(
-                    softmax(mul(matmul(q, transpose(k, perm=perm)), scale) + m, axis=axis), v
-                ),
-                lambda q, k, v, m, *, scale: attention(q, k, v, m, scale=scale),
-            ),
-            (
-                lambda q, k, v, m, *, perm=(0, 1, 3, 2), scale=2.0, axis=-1: matmul(
-                    softmax(div(matmul(q, transpose(k, perm=perm)), scale) + m, axis=axis), v
-                ),
-                lambda q, k, v, m, *, scale: attention(q, k, v, m, scale=1.0 / scale),
-            ),
-        )
+        rule(root, lambda x: rsqrt(x), exact=False, name="reciprocal of a root")
+        for root in (lambda x: 1.0 / sqrt(x), lambda x: reciprocal(sqrt(x)))
     ),
 ]
 
-RULES = RuleSet("operator-fusion", [*ACTIVATIONS, *SOFTMAX, *NORMS, *PRODUCTS])
+RULES = RuleSet("operator-fusion", [*ACTIVATIONS, *SOFTMAX, *NORMS, *PRODUCTS, *ATTENTION])
 
 
 # -- where rules are applied ----------------------------------------------------------------------------------------
 # A composite is more stable than its primitives: they differ at infinities and where primitives overflow, often only in
 # the gradient. Level high uses the composite; lower levels keep the results of the primitives. At a kink the gradient
 # of some composites is another number; before gradients, no level uses these.
-EQUAL_GRADIENTS = ("linear", "bias of a linear", "softmax", "log-softmax", "attention")
+FORMS = ("product", "mean", "second power", "reciprocal of a root")  # parts of composites, rewritten before them
+EQUAL_GRADIENTS = (
+    *FORMS,
+    *("linear", "bias of a linear", "softmax", "log-softmax", "attention"),
+    *("attention with a mask", "attention of scaled queries", "attention to repeated heads"),
+    "weights on the right",
+)
 OTHER_KINKS = ("relu",)
 EQUAL_VALUES = (
     *EQUAL_GRADIENTS,
     *OTHER_KINKS,
     *("gelu", "gelu by tanh", "sigmoid", "silu"),
-    *("layer norm", "layer norm without parameters", "parameters of a layer norm", "RMS norm"),
+    *("attention to selected keys", "guarded weights"),  # gradients of rows without keys differ
+    *("layer norm", "layer norm without parameters", "parameters of a layer norm"),
+    *("RMS norm", "RMS norm by scaled parameters", "parameters of an RMS norm"),
 )
-ANY_WIDTH = ("linear", "bias of a linear", "relu", "gelu", "gelu by tanh", "sigmoid", "silu")
+ANY_WIDTH = (
+    *("product", "second power", "linear", "bias of a linear"),
+    *("relu", "gelu", "gelu by tanh", "sigmoid", "silu"),
+)
 
 
 def _has_no_16_bit_operand(*values: Value, **_: Any) -> bool:
     """Whether no operand has 16 bits: there the primitives overflow, while the composite computes in float32."""
-    return all(v.dtype.bits >= 32 for v in values)
+    return all(v.dtype.bits >= 32 or v.dtype.is_bool for v in values)
 
 
 def _faithful(names: Iterable[str]) -> RuleSet:
@@ -323,7 +381,8 @@ def operator_fusion(graph: Graph, context: PassContext) -> Graph:
         rules = STABLE if context.gradients_follow else RULES
     else:
         rules = BEFORE_GRADIENTS if context.gradients_follow else FAITHFUL
-    return rules(graph)
+    forms = RuleSet(rules.name, [r for r in rules.rules if r.name in FORMS])
+    return rules(forms(graph))
 
 
 __all__ = ["RULES", "operator_fusion"]
