@@ -380,7 +380,7 @@ class Plugins(Answers, HookCalls):
         raise PluginError(
             f"no file format has the suffix of '{path}'",
             facts=[f"formats: {'; '.join(offered) or 'none is installed'}"],
-            hint="pass format=",
+            hint="pass format=; weights alone are written by compiled.save(path) and read by compiled.load(path)",
         )
 
     def load_format(self, entry: Entry[FileFormat], way: str) -> Any:

@@ -284,20 +284,21 @@ class Layer(metaclass=LayerMeta):
         """Return the model that ``to_dict`` described; ``layers`` are classes of layers outside of the library."""
         from mithril.models.saving.reading import from_dict
 
-        return cls._as_this_class(from_dict(data, layers))
+        return cls._as_this_class(from_dict(data, layers), "from_dict")
 
     @classmethod
     def from_json(cls, text: str | Path, layers: Iterable[type[Layer]] = ()) -> Self:
         """Return the model of ``to_json``, given as text or as the path of its file. No code of the file runs."""
         from mithril.models.saving.reading import from_json
 
-        return cls._as_this_class(from_json(text, layers))
+        return cls._as_this_class(from_json(text, layers), "from_json")
 
     @classmethod
-    def _as_this_class(cls, layer: Layer) -> Self:
+    def _as_this_class(cls, layer: Layer, reader: str) -> Self:
         if not isinstance(layer, cls):
             raise ModelError(
-                f"the file describes {layer!r:.80}, not a {cls.__name__}", hint=f"use {type(layer).__name__}.from_dict"
+                f"the file describes {layer!r:.80}, not a {cls.__name__}",
+                hint=f"use {type(layer).__name__}.{reader}, or Layer.{reader} for layers of any class",
             )
         return layer
 
