@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mithril.graph import MithrilError
+from mithril.graph import InputError, MithrilError
 
 
 @click.command()
@@ -40,15 +40,24 @@ def loaded(source: str, backend: str, context: int, dtype: str) -> tuple[Any, An
     from mithril_hub.model import Decoder
 
     if Path(source).suffix == ".gguf":
-        return ml.load(source, backend=backend, context=context), ml.Tokenizer(source)
+        try:
+            return ml.load(source, backend=backend, context=context), ml.Tokenizer(source)
+        except InputError:  # an encoder has no cache
+            return ml.load(source, backend=backend), _tokenizer(source)
     if Path(source).is_file():
         return ml.compile(source, backend, inference=True), None
     model = ml.from_pretrained(source, dtype=dtype)
     if not isinstance(model, Decoder):
-        return ml.compile(model, backend, inference=True), None
+        return ml.compile(model, backend, inference=True), _tokenizer(source)
     model = ml.from_pretrained(source, dtype=dtype, cache=context)
+    return ml.compile(model, backend, inference=True), _tokenizer(source)
+
+
+def _tokenizer(source: str) -> Any:
+    """Return the tokenizer of a model; without one prompts are numbers of tokens."""
+    import mithril as ml
+
     try:
-        tokenizer = ml.Tokenizer(source)
+        return ml.Tokenizer(source)
     except MithrilError:
-        tokenizer = None  # prompts are then numbers of tokens
-    return ml.compile(model, backend, inference=True), tokenizer
+        return None

@@ -18,6 +18,7 @@ from mithril.graph import InputError, MithrilError
 from mithril_hub.generation.sampling import Sampling
 from mithril_serve.engine import Engine, Job, check_prompt
 from mithril_serve.limits import Fields, Limits, RequestError, parsed, read_body
+from mithril_serve.prompts import check_name, description, listed_prompts, tokens_of
 from mithril_serve.text import Text
 
 IGNORED = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier"})
@@ -138,16 +139,16 @@ class OpenAI:
         ]
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._description()]})
+        return JSONResponse({"object": "list", "data": [description(self.name, self.created)]})
 
     async def model(self, request: Request) -> Response:
-        self._check_name(request.path_params["name"])
-        return JSONResponse(self._description())
+        check_name(request.path_params["name"], self.name)
+        return JSONResponse(description(self.name, self.created))
 
     async def completions(self, request: Request) -> Response:
         options = await self._options(request)
-        listed = _listed_prompts(options.typed("prompt", (str, list)))
-        prompts = await asyncio.to_thread(lambda: [self._tokens(p) for p in listed])
+        listed = listed_prompts(options.typed("prompt", (str, list)), "prompt")
+        prompts = await asyncio.to_thread(lambda: [tokens_of(p, self.tokenizer, "prompt") for p in listed])
         generation = Generation(self, request, prompts, options, DEFAULT)
         base = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion"}
         return await self._answer(generation, base, _completion, _completion)
@@ -167,27 +168,8 @@ class OpenAI:
     # -- requests ----------------------------------------------------------------------------------------------------
     async def _options(self, request: Request) -> Fields:
         options = Fields(await parsed(await read_body(request, self.limits.body_bytes)), IGNORED)
-        name = options.typed("model", str)
-        if name is None:
-            raise RequestError(400, "the field model is missing", "model")
-        self._check_name(name)
+        check_name(options.typed("model", str), self.name)
         return options
-
-    def _check_name(self, name: str) -> None:
-        if name != self.name:
-            raise RequestError(404, f"the model {name[:80]!r} does not exist; this server has {self.name!r}", "model")
-
-    def _tokens(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError(400, "the model has no tokenizer: prompts are lists of tokens", "prompt")
-            prompt = list(self.tokenizer.encode(prompt))
-        if not prompt:
-            raise RequestError(400, "the prompt has no tokens", "prompt")
-        return prompt
-
-    def _description(self) -> dict[str, Any]:
-        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "mithril"}
 
     # -- answers -----------------------------------------------------------------------------------------------------
     async def _answer(self, generation: Generation, base: dict[str, Any], complete: Any, part: Any) -> Response:
@@ -279,24 +261,6 @@ def error_content(status: int, message: str, field: str | None = None) -> dict[s
     kind = "rate_limit_error" if status == 429 else KINDS.get(status, "server_error")
     code = "model_not_found" if status == 404 and field == "model" else None
     return {"error": {"message": message, "type": kind, "param": field, "code": code}}
-
-
-def _listed_prompts(prompt: Any) -> list[Any]:
-    """Return the prompts of a field: a text, tokens, or a list of either."""
-    if prompt is None:
-        raise RequestError(400, "the field prompt is missing", "prompt")
-    if isinstance(prompt, str) or (prompt and all(map(_is_token, prompt))):
-        prompt = [prompt]
-    for one in prompt:
-        if not isinstance(one, str) and not (isinstance(one, list) and all(map(_is_token, one))):
-            raise RequestError(400, "prompt is a text, a list of tokens, or a list of either", "prompt")
-    if not prompt:
-        raise RequestError(400, "the prompt is empty", "prompt")
-    return list(prompt)
-
-
-def _is_token(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 31
 
 
 def _message(message: Any) -> dict[str, Any]:

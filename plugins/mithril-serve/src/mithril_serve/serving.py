@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mithril.compiler import CompiledModel
 from mithril.graph import InputError, MithrilError
 from mithril_serve.batcher import Batcher
+from mithril_serve.embeddings_api import Embeddings
 from mithril_serve.engine import Engine
 from mithril_serve.inference_api import Inference
 from mithril_serve.limits import Limits, RequestError
@@ -69,14 +70,17 @@ def application(
 
     A model that continues texts (``ml.generate``) has the interface of OpenAI, with the texts of ``tokenizer`` or with
     numbers of tokens; ``stop`` lists the tokens that end a text, by default those of the checkpoint. Any other model
-    has the Open Inference Protocol.
+    has the Open Inference Protocol, and ``/v1/embeddings`` if it reads ``input_ids`` and has the output ``embedding``.
     """
     limits = limits or Limits()
     try:
         engine = Engine(model, rows=limits.rows, queue=limits.queue)
     except InputError:  # it reads no tokens, or does not keep them
         batcher = Batcher(model, rows=limits.rows, queue=limits.queue)
-        return _application(batcher, Inference(batcher, name, limits).routes(), limits)
+        routes = Inference(batcher, name, limits).routes()
+        if Embeddings.serves(batcher):
+            routes += Embeddings(batcher, name, tokenizer, limits).routes()
+        return _application(batcher, routes, limits)
     if stop is None:
         stop = engine.reader.text.stop if engine.reader.text is not None else ()
     return _application(engine, OpenAI(engine, name, tokenizer, limits, stop).routes(), limits)

@@ -108,3 +108,13 @@ def _without_weights(folder: Path) -> InputError:
         f"'{folder}' has weights only in {pickled[0]}, a pickle, which can run code when it is read",
         hint=f"convert it once: mithril convert {folder / pickled[0]} {folder / SINGLE}",
     )
+
+
+def pooling_of(folder: Path | None) -> str:
+    """Return how a checkpoint of sentence-transformers pools: "mean", "cls", other modes, or "" if it does not say."""
+    path = None if folder is None else folder / "1_Pooling" / "config.json"
+    if path is None or not path.is_file():
+        return ""
+    used = [name.removeprefix("pooling_mode_") for name, is_used in read_json(path).items() if is_used is True]
+    names = {"mean_tokens": "mean", "cls_token": "cls", "include_prompt": ""}
+    return " and ".join(names.get(mode, mode) for mode in used if names.get(mode, mode))

@@ -9,8 +9,9 @@ from mithril.graph import dtype as as_dtype
 from mithril.models import Layer
 from mithril_hub.architectures import build
 from mithril_hub.checkpoint.checkpoint_weights import matched
-from mithril_hub.checkpoint.folder import locate, read_json, tensors_of
+from mithril_hub.checkpoint.folder import locate, pooling_of, read_json, tensors_of
 from mithril_hub.checkpoint.stacked_experts import stacked
+from mithril_hub.encoder.text import with_pooling
 from mithril_hub.model import parameter_types, with_stacked_experts
 
 
@@ -28,11 +29,13 @@ def from_pretrained(
     ``dtype`` is that of the parameters. With ``cache=n``, decoders keep keys and values of n positions as states, for
     ``ml.generate``. With ``stack_experts`` the weights of a mixture of experts are copied to parameters
     ``[experts, in, out]``, which ``parallelism="expert"`` divides over devices. No code of the repository runs, and
-    pickled weights are refused.
+    pickled weights are refused. An encoder of sentence-transformers, whose folder says that it pools by the mean or
+    by the first token, has the output ``embedding``, one vector for each text.
     """
     folder = locate(source, revision)
     settings, tensors = read_json(folder / "config.json"), tensors_of(folder)
     model, roots = build(settings, dtype=as_dtype(dtype).name, cache=cache)
+    model = with_pooling(model, pooling_of(folder))
     if stack_experts:
         model, tensors = with_stacked_experts(model), stacked(tensors)
     weights = matched(tensors, parameter_types(model), roots, dtype, f"'{folder}'")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mithril import ops
 from mithril_hub.encoder.blocks import BlockNames, Tower, encode, padding_mask
 from mithril_hub.encoder.network import Network
-from mithril_hub.model import IDS
+from mithril_hub.model import IDS, Pretrained
 from mithril_hub.weights import Weights
 
 BERT = BlockNames(
@@ -49,6 +49,11 @@ class TextConfig:
     pooler: bool
     tower: Tower
     pooling: str = ""  # how "embedding" follows from the hidden states: "mean" of the tokens, or the first ("cls")
+
+    @property
+    def longest(self) -> int:
+        """The largest number of tokens of a text: positions of RoBERTa begin after that of the padding."""
+        return self.positions - (0 if self.padding is None else self.padding + 1)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -96,6 +101,15 @@ def text_encoder(config: TextConfig, dtype: str = "float32") -> Network:
     """Return the encoder of a configuration."""
     optional = ("attention_mask", "token_type_ids") if config.types else ("attention_mask",)
     return Network(text, config, {"input_ids": ((None, None), IDS)}, config.outputs, optional, dtype)
+
+
+def with_pooling(model: Pretrained, pooling: str) -> Pretrained:
+    """Return an encoder of text with the output ``embedding``, and any other model unchanged."""
+    if not isinstance(model, Network) or not isinstance(model.config, TextConfig):
+        return model
+    if model.config.classes or pooling not in ("mean", "cls"):
+        return model
+    return text_encoder(replace(model.config, pooling=pooling), model.dtype)
 
 
 def text(layer: Any, config: TextConfig, inputs: Mapping[str, Any], dtype: str) -> Any:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mithril.graph import InputError, UnsupportedError
 from mithril_hub.checkpoint.checkpoint_weights import CheckpointWeights
-from mithril_hub.checkpoint.folder import read_json
+from mithril_hub.checkpoint.folder import pooling_of
 from mithril_hub.encoder.blocks import Tower
 from mithril_hub.encoder.network import Network
 from mithril_hub.encoder.text import BERT, TextConfig, text_encoder
@@ -79,7 +78,9 @@ def save(model: Any) -> tuple[str, dict[str, Any], dict[str, Tensor], dict[str, 
         "bert.vocab_size": config.vocabulary,
         f"{PREFIX}token_type_count": config.types,
     }
-    pooling = "rank" if config.classes else config.pooling or _pooling(folder)
+    pooling = "rank" if config.classes else config.pooling or pooling_of(folder)
+    if pooling and pooling not in POOLING:
+        raise UnsupportedError(f"pooling by '{pooling}' has no form in GGUF files", facts=["written: mean, cls"])
     if pooling:
         entries["bert.pooling_type"] = POOLING.index(pooling)
     if config.classes:
@@ -144,19 +145,3 @@ def _tensors(config: TextConfig, parameters: list[str]) -> dict[str, Tensor]:
         module, _, suffix = parameter.removeprefix("bert.").rpartition(".")
         tensors[parameter] = f"{modules[module]}.{suffix}", None, 0.0, ()
     return tensors
-
-
-def _pooling(folder: Path | None) -> str:
-    """Return how a checkpoint of sentence-transformers pools, as its folder says."""
-    path = None if folder is None else folder / "1_Pooling" / "config.json"
-    if path is None or not path.is_file():
-        return ""
-    try:
-        settings = read_json(path)
-        modes = {"mean": settings.get("pooling_mode_mean_tokens"), "cls": settings.get("pooling_mode_cls_token")}
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise InputError(f"'{path}' is not readable", facts=[f"{type(error).__name__}: {error}"]) from None
-    active = [name for name, used in modes.items() if used]
-    if len(active) != 1:
-        raise UnsupportedError(f"the pooling in '{path}' has no form in GGUF files", facts=["written: mean, cls"])
-    return active[0]
