@@ -10,4 +10,9 @@ from mithril_webgpu.host import INSTALL, adapters
 def pytest_collection_modifyitems(items):
     if not adapters() and not os.environ.get("MITHRIL_REQUIRE_DEVICES"):
         for item in items:
-            item.add_marker(pytest.mark.skip(reason=f"no WebGPU device: {INSTALL}"))
+            if item.get_closest_marker("no_device") is None:
+                item.add_marker(pytest.mark.skip(reason=f"no WebGPU device: {INSTALL}"))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "no_device: a test of text, which needs no driver")

@@ -52,7 +52,8 @@ def _folder_format(backend: Backend) -> str | None:
     """Return the name of the directory format for the backend, or None if there is no unique one."""
     folders = {name: set(entry.spec.backends) for name, entry in plugins.formats().items() if not entry.spec.suffixes}
     native = [name for name, backends in folders.items() if backends & backend.names()]
-    candidates = native or list(folders)
+    preferred = [name for name in native if plugins.formats()[name].spec.backends[0] in backend.names()]
+    candidates = preferred or native or list(folders)
     return candidates[0] if len(candidates) == 1 else None
 
 

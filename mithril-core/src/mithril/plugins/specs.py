@@ -325,7 +325,7 @@ class FileFormat:
 
     ``saves(compiled, path, **options)`` returns any value, ``loads(path, **options)`` a compiled model and
     ``models(path)``, for ``ml.compile(path, backend)``, a model. A format without ``suffixes`` is a directory, selected
-    by name. ``backends`` limits the models that can be exported.
+    by name. ``backends`` limits the models that can be exported; folders of the first one have this format by default.
     """
 
     name: str

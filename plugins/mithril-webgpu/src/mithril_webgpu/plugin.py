@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mithril import BackendSpec, DeviceSpec, hookimpl
+from mithril import BackendSpec, DeviceSpec, FileFormat, hookimpl
 
 
 @hookimpl
@@ -25,3 +25,16 @@ def mithril_backends() -> Sequence[BackendSpec]:
 def mithril_devices() -> Sequence[DeviceSpec]:
     """Return the device ``ml.CBackend(device="webgpu")``."""
     return [DeviceSpec("webgpu", "mithril_webgpu.backend:WebGPUBackend", summary="devices of wgpu")]
+
+
+@hookimpl
+def mithril_formats() -> Sequence[FileFormat]:
+    """Return the format of ``compiled.export("folder", format="web")``."""
+    return [
+        FileFormat(
+            "web",
+            saves="mithril_webgpu.web.export:export",
+            summary="a folder for browsers: WebGPU, WebAssembly, a page that checks both, a package of npm",
+            backends=("webgpu", "c"),
+        )
+    ]
