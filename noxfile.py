@@ -15,7 +15,7 @@ EVERYDAY = [
     *(f"plugins/mithril-{name}" for name in ("passes", "tools", "numpy", "jax", "mlx", "torch")),
 ]
 SOAKED = [
-    ROOT / "plugins" / name for name in ("mithril-cbackend", "mithril-torch", "mithril-train")
+    ROOT / "plugins" / name for name in ("mithril-cbackend", "mithril-openvino", "mithril-torch", "mithril-train")
 ]  # have tests marked soak
 PINNED = ["-c", "constraints.txt"]
 

@@ -1,0 +1,1 @@
+"""The OpenVINO backend of mithril: programs are models of OpenVINO."""
