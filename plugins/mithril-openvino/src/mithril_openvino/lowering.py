@@ -55,6 +55,11 @@ def is_window(node: Node) -> bool:
     return is_float(node) and x is not None and 3 <= len(x.shape) <= 5
 
 
+def is_ungrouped(node: Node) -> bool:
+    """Whether there is one group: OpenVINO 2026.4 computes another gradient next to the grouped convolution."""
+    return is_float(node) and node.attributes["groups"] == 1
+
+
 # -- rows -------------------------------------------------------------------------------------------------------------
 def calls(names: str, when: Any = None) -> None:
     """Add calls of OpenVINO: ``name`` or ``name=function``; its operands are nodes, as it promotes no numbers."""
@@ -87,8 +92,8 @@ calls("equal not_equal logical_and logical_or logical_xor logical_not", is_bool)
 calls("bitwise_and=logical_and bitwise_or=logical_or bitwise_xor=logical_xor bitwise_not=logical_not", is_bool)
 calls("where=select")
 for _name, _when in {
-    "exp trunc expm1 log1p conv conv_input_grad": is_float,
-    "conv_weight_grad": lambda node: is_float(node) and node.attributes["groups"] == 1,
+    "exp trunc expm1 log1p conv": is_float,
+    "conv_input_grad conv_weight_grad": is_ungrouped,
     "clip": is_float,
     "cast reshape slice flip": None,
     "take": has_elements,

@@ -119,24 +119,18 @@ def sides(padding: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
     return [before for before, _ in padding], [after for _, after in padding]
 
 
-def _grouped(w: Value, groups: int) -> Value:
-    out, *rest = shape_of(w)
-    return reshape_(w, (groups, out // groups, *rest))
-
-
 def conv_(x: Value, w: Value, stride: Any, padding: Any, dilation: Any, groups: int) -> Value:
     if groups > 1:
-        return ov.group_convolution(x, _grouped(w, groups), stride, *sides(padding), dilation)
+        out, *rest = shape_of(w)
+        kernel = reshape_(w, (groups, out // groups, *rest))
+        return ov.group_convolution(x, kernel, stride, *sides(padding), dilation)
     return ov.convolution(x, w, stride, *sides(padding), dilation)
 
 
-def conv_input_grad_(g: Value, w: Value, shape: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Value:
+def conv_input_grad_(g: Value, w: Value, shape: Any, stride: Any, padding: Any, dilation: Any) -> Value:
     sizes = zip(shape[2:], shape_of(g)[2:], shape_of(w)[2:], stride, padding, dilation, strict=True)
     # of the images that give the same result, the one of this size
     extra = [n - ((m - 1) * s - p - q + (k - 1) * d + 1) for n, m, k, s, (p, q), d in sizes]
-    if groups > 1:
-        settings = *sides(padding), dilation
-        return ov.group_convolution_backprop_data(g, _grouped(w, groups), stride, None, *settings, output_padding=extra)
     return ov.convolution_backprop_data(g, w, stride, None, *sides(padding), dilation, output_padding=extra)
 
 
