@@ -49,14 +49,16 @@ def test_the_core_set_in_one_program():
 def test_gradients_match_numpy_and_references_run_in_the_model():
     model = Sequential(Linear(8), Relu(), Linear(3), Sort())
     x = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
-    found = {}
+    results_by_backend = {}
     for name in ("openvino", "numpy"):
         compiled = ml.compile(model, name, shapes={"input": [4, 5]})
         params = compiled.randomize_params(seed=0)
-        found[name] = compiled.evaluate(params, {"input": x}, output_gradients={"output": np.ones((4, 3), np.float32)})
+        results_by_backend[name] = compiled.evaluate(
+            params, {"input": x}, output_gradients={"output": np.ones((4, 3), np.float32)}
+        )
         if name == "openvino":
             assert "no lowering, so its NumPy reference runs" in str(compiled.decisions)
-    for actual, expected in zip(found["openvino"], found["numpy"], strict=True):
+    for actual, expected in zip(results_by_backend["openvino"], results_by_backend["numpy"], strict=True):
         for name, array in expected.items():
             np.testing.assert_allclose(actual[name], array, rtol=1e-4, atol=1e-5)
 

@@ -62,14 +62,14 @@ class Program:
         self.lock = Lock()  # a request runs one call at a time
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        given = [
+        arrays = [
             np.asarray((params if is_param else inputs)[name], dtype, "C") for name, is_param, dtype in self.inputs
         ]
-        shapes = tuple(a.shape for a in given)
+        shapes = tuple(a.shape for a in arrays)
         with self.lock:
             if shapes not in self.models:
-                self.models[shapes] = Compiled(self, given)
-            return self.models[shapes](given)
+                self.models[shapes] = Compiled(self, arrays)
+            return self.models[shapes](arrays)
 
     def forget_sizes(self) -> None:
         """Release all compiled models."""
@@ -79,9 +79,9 @@ class Program:
 class Compiled:
     """A model that is compiled for the shapes of some arrays."""
 
-    def __init__(self, program: Program, given: list[Any]) -> None:
+    def __init__(self, program: Program, arrays: list[Any]) -> None:
         arguments: dict[bool, dict[str, Any]] = {True: {}, False: {}}
-        parameters = [ov.parameter(array.shape, array.dtype) for array in given]
+        parameters = [ov.parameter(array.shape, array.dtype) for array in arrays]
         for (name, is_param, _), parameter in zip(program.inputs, parameters, strict=True):
             arguments[is_param][name] = parameter.output(0)
         outputs = program.forward(arguments[True], arguments[False])
@@ -97,12 +97,12 @@ class Compiled:
         model = openvino.Model(list(results.values()), parameters)
         self.request = openvino.Core().compile_model(model, "CPU", program.settings).create_infer_request()
 
-    def __call__(self, given: list[Any]) -> dict[str, Any]:
+    def __call__(self, arrays: list[Any]) -> dict[str, Any]:
         results = {y: np.empty(shape, dtype) for y, (shape, dtype) in self.types.items()}
-        for k, array in enumerate(given):
+        for k, array in enumerate(arrays):
             self.request.set_input_tensor(k, openvino.Tensor(array, shared_memory=True))
         for k, array in enumerate(results.values()):
             self.request.set_output_tensor(k, openvino.Tensor(array, shared_memory=True))
         self.request.infer()
-        results.update((y, given[k].copy()) for y, k in self.copied.items())
+        results.update((y, arrays[k].copy()) for y, k in self.copied.items())
         return {y: results[y] for y in self.names}

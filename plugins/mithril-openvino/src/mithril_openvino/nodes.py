@@ -46,15 +46,15 @@ def expm1_(x: Value) -> Value:
     """e**x - 1, by tanh where the difference would cancel."""
     half = ov.tanh(ov.multiply(x, number(0.5, x)))
     one = number(1, x)
-    near = ov.divide(ov.add(half, half), ov.subtract(one, half))
-    return ov.select(ov.less(ov.abs(x), one), near, ov.subtract(exp_(x), one))
+    small_result = ov.divide(ov.add(half, half), ov.subtract(one, half))
+    return ov.select(ov.less(ov.abs(x), one), small_result, ov.subtract(exp_(x), one))
 
 
 def log1p_(x: Value) -> Value:
     """log(1 + x), by atanh where the sum would round x."""
     ratio = ov.divide(x, ov.add(x, number(2, x)))
-    near = ov.multiply(ov.atanh(ratio), number(2, x))
-    return ov.select(ov.less(ov.abs(x), number(0.5, x)), near, ov.log(ov.add(x, number(1, x))))
+    small_result = ov.multiply(ov.atanh(ratio), number(2, x))
+    return ov.select(ov.less(ov.abs(x), number(0.5, x)), small_result, ov.log(ov.add(x, number(1, x))))
 
 
 def exp_(x: Value) -> Value:
@@ -223,8 +223,8 @@ def scan_(body: Function, operands: Sequence[Value], carries: int, sequences: in
     loop = _loop(length, ov.constant(True), parameters, results)
     for parameter, value in zip(parameters[carries:end], operands[carries:end], strict=True):
         loop.set_sliced_input(parameter, result_of(value), 0, 1, 1, -1, 0)
-    kept = [*operands[:carries], *operands[end:]]
-    final = _carried(loop, kept, [*parameters[:carries], *parameters[end:]], results, carries)
+    invariant_values = [*operands[:carries], *operands[end:]]
+    final = _carried(loop, invariant_values, [*parameters[:carries], *parameters[end:]], results, carries)
     stacks = [loop.get_concatenated_slices(y.output(0), 0, 1, 1, -1, 0) for y in results[carries:-1]]
     return _results([*final, *(flip_(y, (0,)) if reverse else y for y in stacks)])
 
