@@ -198,9 +198,8 @@ def jax(case: Case) -> None:
 
 def keras(case: Case) -> None:
     archive(case.folder / "source.keras")
-    model = Model()
-    model |= ml.from_keras(case.folder / "source.keras")(input="input", last="output")
-    case.model = model
+    case.model = ml.from_keras(case.folder / "source.keras")
+    case.model.rename("last", "output")
 
 
 def stablehlo(case: Case) -> None:
@@ -247,7 +246,6 @@ SOURCES = (
         keras,
         (
             Excluded("no archive is written for it", network=f"{LISTS[4:]} {WIRED}"),
-            Known("layers of archives of Keras are not found", surgery="lora replace hook outputs freeze"),
             JSON_CODE,
         ),
     ),

@@ -8,6 +8,8 @@ import pytest
 from archives import NAMES, changed, members, record, statistics, with_weights, write
 
 import mithril as ml
+from mithril.models import Linear, hook
+from mithril_lora import Adapter, LoRA, merge
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -157,3 +159,72 @@ def test_missing_and_misshaped_weights(tmp_path):
 
     with pytest.raises(ml.InputError, match=r"of the layer 'dense.*has shape \[8, 6\], expected \[6, 8\]"):
         ml.from_keras(with_weights("dense", tmp_path / "b.keras", reshape))
+
+
+def results_of(model, inputs):
+    return list(ml.compile(model, "numpy", inference=True)(inputs).values())
+
+
+def copied(*values):
+    copies = tuple(ml.ops.reshape(v, shape=v.shape) for v in values)
+    return copies if len(copies) > 1 else copies[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_have_the_paths_of_keras(name):
+    path, inputs, _ = record(name)
+    model = ml.from_keras(path)
+    paths = [p for p, _ in model.walk() if p]
+    parameters = ml.compile(model, "numpy", inference=True).params or {}
+    assert paths and all(any(p.startswith(f"{path}.") for path in paths) for p in parameters)
+    expected = results_of(model, inputs)
+    for path in paths:
+        model.replace(path, hook(copied))
+    for result, value in zip(results_of(model, inputs), expected, strict=True):  # wrapped layers keep their masks
+        np.testing.assert_array_equal(result, value)
+
+
+def test_layers_are_adapted_replaced_frozen_and_read():
+    path, inputs, _ = record("transformer")
+    model = ml.from_keras(path)
+    expected = results_of(model, inputs)
+    assert "head.dense_1" in model.find(Linear)
+    assert list(model.find("block.*")) == [
+        f"block.{n}" for n in ("multi_head_attention", "add", "layer_normalization", "einsum_dense", "add_1")
+    ]
+    model.replace("head.dense_1", LoRA(rank=2))
+    model.replace("head.dense", LoRA(rank=2, target="kernel"))  # it has an activation
+    model.replace("block.einsum_dense", Adapter(2))
+    model.freeze("embedding", "block.layer_normalization.*")
+    compiled = ml.compile(model, "numpy", shapes={n: a.shape for n, a in inputs.items()})
+    params = compiled.randomize_params(0)
+    outputs = compiled.evaluate(params, inputs)
+    for result, value in zip(outputs.values(), expected, strict=True):
+        np.testing.assert_allclose(result, value, atol=1e-6)
+    name = next(iter(outputs))
+    _, gradients = compiled.evaluate(params, inputs, {name: np.ones_like(outputs[name])})
+    assert "embedding.embeddings" not in gradients and "head.dense_1.lora_b" in gradients
+    trained = {n: a - 0.1 * np.asarray(gradients[n]) if "lora" in n else a for n, a in params.items()}
+    before = compiled.evaluate(trained, inputs)[name]
+    merged = merge(model, trained)
+    after = ml.compile(model, "numpy", shapes={n: a.shape for n, a in inputs.items()}).evaluate(merged, inputs)[name]
+    np.testing.assert_allclose(after, before, atol=1e-5)
+    inner = ml.compile(ml.from_keras(path), "numpy", outputs=["block.einsum_dense"], inference=True)(inputs)
+    assert inner["block.einsum_dense"].ndim == 3
+
+
+def test_another_head_and_a_mask_through_it():
+    path, inputs, _ = record("transformer")
+    model = ml.from_keras(path)
+    model.replace("head.dense_1", Linear(8, 3))
+    compiled = ml.compile(model, "numpy", shapes={n: a.shape for n, a in inputs.items()})
+    assert compiled.randomize_params(0)["head.dense_1.weight"].shape == (3, 8)
+    assert next(iter(compiled.evaluate(compiled.randomize_params(0), inputs).values())).shape[-1] == 3
+
+
+def test_errors_of_a_replacement_are_not_those_of_the_file():
+    path, inputs, _ = record("dense")
+    model = ml.from_keras(path)
+    model.replace("dense_3", hook(lambda y: y.missing))
+    with pytest.raises(AttributeError, match="missing"):
+        results_of(model, inputs)

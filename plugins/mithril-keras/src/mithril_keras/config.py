@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,18 +136,6 @@ def references(value: Any, label: str) -> list[tuple[str | None, Reference]]:
     if isinstance(value, list):
         return [item for v in value for item in references(v, label)]
     raise InputError(f"{label} lists {str(value)[:80]}", facts=["expected: [layer, node, tensor]"])
-
-
-def references_within(value: Any) -> Iterator[Reference]:
-    """Yield the references in arguments."""
-    if isinstance(value, Reference):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for v in value:
-            yield from references_within(v)
-    elif isinstance(value, dict):
-        for v in value.values():
-            yield from references_within(v)
 
 
 def dtype_policy(value: Any, label: str) -> str:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar
 
 from mithril.graph import InputError, UnsupportedError
+from mithril_importing.regions import Read, Scope
 from mithril_keras.config import (
     IGNORED,
     IGNORED_SUFFIXES,
     REMEDY,
-    Call,
     LayerConfig,
     Reference,
     groups,
     layer_config,
     references,
-    references_within,
 )
 from mithril_keras.table import LAYERS, OPERATIONS, Row
 from mithril_keras.tensor import Tensor
-from mithril_keras.weights import Weights
+from mithril_keras.weights import Weights, path_name
+
+T = TypeVar("T")
+Enter = Callable[[Weights], Weights]
+Results: TypeAlias = "LayerCall | list[str]"
 
 
 class Network:
@@ -89,19 +92,42 @@ class Network:
     # -- running ------------------------------------------------------------------------------------------------------
     def run(self, weights: Weights, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Return the outputs for tensors."""
+        names = [f"input:{k}" for k in range(len(inputs))]
+        calls, outputs = self.calls(names)
+        values = dict(zip(names, inputs, strict=True))
+        for call in calls:
+            call.run(weights, values)
+        return [values[name] for name in outputs]
+
+    def calls(self, inputs: Sequence[str]) -> tuple[list[LayerCall], list[str]]:
+        """Return the calls of layers in the order of their data, with those of nested models, and names of the outputs.
+
+        ``inputs`` are names of values.
+        """
+        calls: list[LayerCall] = []
+        return calls, self._trace(inputs, "", (), lambda weights: weights, calls)
+
+    def _trace(
+        self, inputs: Sequence[str], key: str, scopes: tuple[Scope, ...], enter: Enter, calls: list[LayerCall]
+    ) -> list[str]:
         if len(inputs) != len(self.inputs):
             raise InputError(f"the model '{self.config.name}' has {len(self.inputs)} inputs, got {len(inputs)}")
         if self.sequential:
-            x: Any = inputs[0]
+            last: Results = list(inputs)
             for layer in self.layers:
-                x = x if layer.class_name == "InputLayer" else self._call(weights, layer, Call((x,), {}), {})
-            return [_tensor(x, self.config.name)]
-        env: dict[tuple[str, int], Any] = {}
-        for (_, r), x in zip(self.inputs, inputs, strict=True):
-            env[r.layer, r.node] = x
+                if layer.class_name != "InputLayer":
+                    x = Read(_name(last, Reference(self.config.name, 0, 0)))
+                    last = self._call(layer, 0, (x,), {}, key, scopes, enter, calls)
+            return [_name(last, Reference(self.config.name, 0, 0))]
+        env: dict[tuple[str, int], Results] = {}
+        for (_, r), name in zip(self.inputs, inputs, strict=True):
+            env[r.layer, r.node] = [name]
         for layer, number in self._order(env):
-            env[layer.name, number] = self._call(weights, layer, layer.calls[number], env)
-        return [_result(env, r) for _, r in self.outputs]
+            call = layer.calls[number]
+            args = tuple(_named(a, env) for a in call.args)
+            kwargs = {k: _named(v, env) for k, v in call.kwargs.items() if v is not None}
+            env[layer.name, number] = self._call(layer, number, args, kwargs, key, scopes, enter, calls)
+        return [_name(env[r.layer, r.node], r) for _, r in self.outputs]
 
     def _order(self, env: Mapping[tuple[str, int], Any]) -> list[tuple[LayerConfig, int]]:
         """Return the calls that the outputs depend on, producers first."""
@@ -119,7 +145,7 @@ class Network:
                     f"the model '{self.config.name}' refers to call {key[1]} of '{key[0]}', which it lacks"
                 )
             call = layer.calls[key[1]]
-            operands = [(r.layer, r.node) for r in references_within([list(call.args), dict(call.kwargs)])]
+            operands = [(r.layer, r.node) for r in _within(Reference, [call.args, call.kwargs])]
             missing = [k for k in operands if not state.get(k)]
             if not missing:
                 order.append((layer, key[1]))
@@ -132,32 +158,92 @@ class Network:
                 stack += reversed(missing)
         return order
 
-    def _call(self, weights: Weights, layer: LayerConfig, call: Call, env: Mapping[tuple[str, int], Any]) -> Any:
-        args = [_resolved(a, env) for a in call.args]
-        kwargs = {k: _resolved(v, env) for k, v in call.kwargs.items() if v is not None}
+    def _call(
+        self,
+        layer: LayerConfig,
+        number: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outer: str,
+        scopes: tuple[Scope, ...],
+        enter: Enter,
+        calls: list[LayerCall],
+    ) -> Results:
+        """Add the calls of a layer, and return their results."""
+        key = f"{outer}.{layer.name}" if outer else layer.name
+        key = f"{key}:{number}" if number else key
+        path = path_name(layer.name)
+        scopes = (*scopes, Scope(f"{scopes[-1].path}.{path}" if scopes else path, key))
+        if layer.is_operation:
+            calls.append(LayerCall(layer, args, kwargs, scopes, enter, key))
+            return calls[-1]
+        training = kwargs.pop("training", None)
+
+        def inner(weights: Weights) -> Weights:
+            around = enter(weights)
+            return replace(
+                around.below(f"layers/{self.groups[id(layer)]}", layer.name),
+                label=_label(layer),
+                policy=layer.dtype,
+                trainable=around.trainable and layer.trainable,
+                training=around.training if training is None else bool(training),
+            )
+
+        if id(layer) in self.networks:
+            inputs = [r.name for r in _within(Read, [*args, *kwargs.values()])]
+            return self.networks[id(layer)]._trace(inputs, key, scopes, inner, calls)
+        calls.append(LayerCall(layer, args, kwargs, scopes, inner, key))
+        return calls[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCall:
+    """A call of a layer: its arguments, in which tensors are names, and the names of the results that are read."""
+
+    layer: LayerConfig
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    scopes: tuple[Scope, ...]  # the layer, and the models around it
+    weights: Enter  # from those of the whole model
+    key: str
+    results: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(r.name for r in _within(Read, [*self.args, *self.kwargs.values()])))
+
+    @property
+    def masked_like(self) -> str | None:
+        """The value whose mask the result has."""
+        passes = not self.layer.is_operation and LAYERS[self.layer.class_name].masks == "pass"
+        return next((r.name for r in _within(Read, self.args)), None) if passes else None
+
+    def name(self, index: int) -> str:
+        """Return the name of a result."""
+        return self.results.setdefault(index, f"{self.key}:{index}" if index else self.key)
+
+    def run(self, weights: Weights, values: dict[str, Tensor]) -> None:
+        """Set the results in ``values``; ``weights`` are those of the whole model."""
+        layer, args = self.layer, [_resolved(a, values) for a in self.args]
+        kwargs = {k: _resolved(v, values) for k, v in self.kwargs.items()}
         if layer.is_operation:
             row = OPERATIONS[layer.class_name]
-            return apply(row, _label(layer), weights, layer.settings, args, kwargs)
-        inner = weights.below(f"layers/{self.groups[id(layer)]}", layer.name)
-        training = kwargs.pop("training", None)
-        inner = replace(
-            inner,
-            label=_label(layer),
-            policy=layer.dtype,
-            trainable=weights.trainable and layer.trainable,
-            training=weights.training if training is None else bool(training),
-        )
-        if id(layer) in self.networks:
-            results = self.networks[id(layer)].run(inner, list(tensors_within(args + [list(kwargs.values())])))
-            return results[0] if len(results) == 1 else results
-        return call_layer(inner, layer, args, kwargs)
+            result = apply(row, _label(layer), self.weights(weights), layer.settings, args, kwargs)
+        else:
+            result = call_layer(self.weights(weights), layer, args, kwargs)
+        results = result if isinstance(result, (list, tuple)) else [result]
+        for index, name in self.results.items():
+            tensor = results[index] if 0 <= index < len(results) else None
+            if not isinstance(tensor, Tensor):
+                raise _no_result(layer.name)
+            values[name] = tensor
 
 
 def call_layer(weights: Weights, layer: LayerConfig, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the result of one layer, with masks as Keras passes them on."""
     row = LAYERS[layer.class_name]
     result = apply(row, _label(layer), weights, layer.settings, args, kwargs)
-    mask = next((t.mask for t in tensors_within(list(args))), None)
+    mask = next((t.mask for t in _within(Tensor, list(args))), None)
     if row.masks == "own" or not isinstance(result, Tensor):
         return result
     return result.with_mask(mask if row.masks == "pass" else None)
@@ -207,38 +293,45 @@ def _label(layer: LayerConfig) -> str:
     return f"the layer '{layer.name}' ({layer.class_name})"
 
 
-def _resolved(value: Any, env: Mapping[tuple[str, int], Any]) -> Any:
-    if isinstance(value, Reference):
-        return _result(env, value)
+def _named(value: Any, env: Mapping[tuple[str, int], Results]) -> Any:
+    """Return arguments with the names of results in place of references."""
+    return _mapped(value, Reference, lambda r: Read(_name(env[r.layer, r.node], r)))
+
+
+def _name(results: Results, r: Reference) -> str:
+    if isinstance(results, LayerCall):
+        return results.name(r.tensor)
+    if not 0 <= r.tensor < len(results):
+        raise _no_result(r.layer)
+    return results[r.tensor]
+
+
+def _no_result(layer: str) -> InputError:
+    return InputError(f"the layer '{layer}' has no such result")
+
+
+def _resolved(value: Any, values: Mapping[str, Tensor]) -> Any:
+    return _mapped(value, Read, lambda r: values[r.name])
+
+
+def _mapped(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """Return containers with a function of the elements of this type."""
+    if isinstance(value, kind):
+        return function(value)
     if isinstance(value, list):
-        return [_resolved(v, env) for v in value]
+        return [_mapped(v, kind, function) for v in value]
     if isinstance(value, dict):
-        return {k: _resolved(v, env) for k, v in value.items()}
+        return {k: _mapped(v, kind, function) for k, v in value.items()}
     return value
 
 
-def _result(env: Mapping[tuple[str, int], Any], r: Reference) -> Tensor:
-    value = env.get((r.layer, r.node))
-    if isinstance(value, (list, tuple)):
-        value = value[r.tensor] if 0 <= r.tensor < len(value) else None
-    elif r.tensor:
-        value = None
-    return _tensor(value, r.layer)
-
-
-def _tensor(value: Any, name: str) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise InputError(f"the layer '{name}' has no such result")
-    return value
-
-
-def tensors_within(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in arguments."""
-    if isinstance(value, Tensor):
+def _within(kind: type[T], value: Any) -> Iterator[T]:
+    """Yield the elements of this type in arguments."""
+    if isinstance(value, kind):
         yield value
     elif isinstance(value, (list, tuple)):
         for v in value:
-            yield from tensors_within(v)
+            yield from _within(kind, v)
     elif isinstance(value, dict):
         for v in value.values():
-            yield from tensors_within(v)
+            yield from _within(kind, v)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mithril.backend import checked
 from mithril.graph import Builder, Dim, InputError, MithrilError, ShapeError, UnsupportedError, Value, dtype as as_dtype
 from mithril.models import Layer, Model
+from mithril_importing.layers import ImportedLayer, Run
+from mithril_importing.patterns import NamedLinear
+from mithril_importing.regions import Operation, Region, nested
 from mithril_keras import layers as _layers  # noqa: F401  # they enter their rows
 from mithril_keras.archive import DAMAGE, Archive
 from mithril_keras.config import layer_config
-from mithril_keras.importer import Network, check_supported
+from mithril_keras.importer import LayerCall, Network, check_supported
 from mithril_keras.tensor import Tensor
 from mithril_keras.weights import Weights
 
@@ -21,9 +24,10 @@ MISTAKES: tuple[type[BaseException], ...] = (*DAMAGE, IndexError, ArithmeticErro
 EXAMPLE = 256  # replaces an open size while weights are read, where layers require static sizes
 
 
-class KerasGraph(Layer):
-    """The layers of an archive as one layer."""
+class KerasGraph(ImportedLayer):
+    """The layers of an archive as a layer."""
 
+    scalars = False
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
@@ -35,33 +39,48 @@ class KerasGraph(Layer):
         names: set[str] = set()
         self.inputs = tuple(_unique(name or r.layer, names) for name, r in self.network.inputs)
         self.outputs = tuple(_unique(name or r.layer, names) for name, r in self.network.outputs)
+        self.sources = [f"input:{name}" for name in self.inputs]
+        self.calls, self.results = self.network.calls(self.sources)
         reader = _Reading()
         self._read(reader)
         self.pretrained = reader.arrays
+        operations = [Operation(c, c.scopes, c.reads, tuple(c.results.values())) for c in self.calls]
+        super().__init__("", [nested(operations, self.results)], known_layer(reader.arrays))
 
     def __fingerprint__(self) -> tuple[Any, ...]:
-        return (self.content.archive.digest, self.inputs, self.outputs)
+        return (self.content.archive.digest, self.inputs, self.outputs, tuple(self.layers))
 
     def expects(self, terminal: str) -> Any:
         return self.types[self.inputs.index(terminal)]
 
     def build(self, *inputs: Value) -> Any:
-        return self._run(self, inputs)
+        run = KerasRun(self, self._values(inputs))
+        with run.active():
+            region = self.regions[0]
+            run.interpret(self, region, [run.passed(name) for name in region.reads])
+        return tuple(run.passed(name) for name in self.results)
 
     def weight(self, name: str, array: Any, state: bool) -> Value:
         """Return a parameter or a state of the archive."""
-        return (self.state if state else self.param)(name, array.shape, dtype=array.dtype)
+        if state:
+            return self.state(name, array.shape, dtype=array.dtype)
+        value: Value = Run.current().parameter(name, array.shape, array.dtype)
+        return value
 
-    def _run(self, owner: Any, inputs: Sequence[Value]) -> tuple[Any, ...]:
-        archive = self.content.archive
-        weights = Weights(owner, archive, "", "", "the model", training=owner.training)
+    def _values(self, inputs: Sequence[Value]) -> dict[str, Tensor]:
+        return {name: Tensor(x) for name, x in zip(self.sources, inputs, strict=True)}
+
+    def run_call(self, source: LayerCall, weights: Weights, values: dict[str, Tensor]) -> None:
+        """Set the results of a layer; errors of Python are damage of the file."""
         try:
-            results = self.network.run(weights, [Tensor(x) for x in inputs])
+            source.run(weights, values)
         except MISTAKES as error:
             if isinstance(error, MithrilError):
                 raise
-            raise archive.damaged(error) from error
-        return tuple(r.value for r in results)
+            raise self.content.archive.damaged(error) from error
+
+    def variables(self, owner: Any) -> Weights:
+        return Weights(owner, self.content.archive, "", "", "the model", training=owner.training)
 
     def _read(self, reader: _Reading) -> None:
         """Trace the layers once, to read the names and arrays of parameters."""
@@ -87,7 +106,53 @@ class KerasGraph(Layer):
                 ]
                 arguments.append(builder.input(name, sizes, kind))
             reader.arrays.clear()
-            self._run(reader, arguments)
+            values, weights = self._values(arguments), self.variables(reader)
+            for call in self.calls:
+                self.run_call(call, weights, values)
+
+
+class KerasRun(Run):
+    """One run over the layers of an archive; values are tensors with masks."""
+
+    def __init__(self, root: KerasGraph, values: dict[str, Any]) -> None:
+        super().__init__(root, values)
+        self.graph, self.weights = root, root.variables(root)
+        self.masked_like = {name: c.masked_like for c in root.calls for name in c.results.values()}
+
+    def execute(self, source: LayerCall) -> None:
+        self.graph.run_call(source, self.weights, self.values)
+
+    def passed(self, name: str) -> Any:
+        return self.values[name].value
+
+    def received(self, name: str, value: Any) -> Any:
+        """Return the tensor of a value; one that a wrapper or a replacement computed has the mask of the source."""
+        computed = self.values.get(name)
+        if computed is not None and computed.value is value:
+            return computed
+        masked = computed or self.values.get(self.masked_like.get(name) or "")
+        mask = None if masked is None else masked.mask
+        fits = mask is not None and tuple(mask.shape) == tuple(value.shape[: mask.ndim])
+        return Tensor(value, mask=mask if fits else None)
+
+
+def known_layer(arrays: Mapping[str, Any]) -> Callable[[str, Sequence[Region]], Layer | None]:
+    """Return a function that returns the ``Linear`` of a dense layer without an activation, or None."""
+
+    def known(path: str, regions: Sequence[Region]) -> Layer | None:
+        calls = [operation.source for region in regions for operation in region.operations()]
+        layer, settings = calls[0].layer, calls[0].layer.settings
+        is_dense = calls[0].scopes[-1].path == path and layer.class_name == "Dense" and not layer.is_operation
+        if not is_dense or any(len(r.reads) != 1 for r in regions):
+            return None
+        names = ["kernel", "bias"] if settings.get("use_bias", True) else ["kernel"]
+        dtypes = {layer.dtype, *(str(arrays[f"{path}.{name}"].dtype) for name in names)}
+        if settings.get("activation") not in (None, "linear") or dtypes != {"float32"}:
+            return None
+        inputs, outputs = arrays[f"{path}.kernel"].shape
+        return NamedLinear(inputs, outputs, "kernel", "bias" if len(names) == 2 else None, input_major=True)
+
+    return known
 
 
 class _Reading:
