@@ -162,10 +162,10 @@ def test_another_process_finds_it(tmp_path):
 def test_whatever_changes_the_program_changes_the_key(tmp_path, monkeypatch, change):
     made("numpy", tmp_path)
     seen = stages(monkeypatch)
-    made("numpy", tmp_path, **change)
+    assert made("numpy", tmp_path, **change).programs
     assert "cached" not in seen
     seen.clear()
-    made("numpy", tmp_path, **change)
+    assert made("numpy", tmp_path, **change).programs
     assert "cached" in seen
 
 

@@ -18,7 +18,7 @@ def compiled():
     model += Linear(32, name="first")
     model += Relu()
     model += Linear(10, name="last")
-    compiled_model = ml.compile(model, "c", shapes={"input": [5, 16]}, inference=True)
+    compiled_model = ml.compile(model, "c", shapes={"input": [5, 16]})
     return compiled_model.bind(compiled_model.randomize_params(seed=1))
 
 

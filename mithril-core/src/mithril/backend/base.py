@@ -150,6 +150,10 @@ class Backend(metaclass=CheckedType):
         """Whether ``if`` in a program built with these options executes only one branch."""
         return False
 
+    def has_whole_parameters(self, options: BuildOptions) -> bool:
+        """Whether programs of this process read whole parameters, not parts of several devices."""
+        return self.capabilities.local
+
     def identity(self) -> tuple[Any, ...]:
         """Return the class and public fields of the backend, which can affect a program, for cache keys."""
         public = ((name, str(value)) for name, value in sorted(vars(self).items()) if not name.startswith("_"))
@@ -273,6 +277,10 @@ class Backend(metaclass=CheckedType):
     def weight_bytes(self, executable: Any) -> Mapping[str, int]:
         """Return the bytes in memory of weights that a program holds in a form of its own, by name of the input."""
         return {}
+
+    def packed_weights(self, executable: Any, options: BuildOptions, weights: dict[str, Any]) -> dict[str, Any]:
+        """Return the weights of a binding in the forms that a program with ``bound`` parameters reads."""
+        return weights
 
     def reading_quantized(self, weight: EncodedWeight) -> tuple[Op, Mapping[str, Any]] | None:
         """Return an operation of the parts of a weight that yields it; None: programs read float32."""

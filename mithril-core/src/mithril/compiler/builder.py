@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mithril import plugins
@@ -34,9 +35,13 @@ class Builder:
         return decomposed if decomposed is graph else self.pipeline.optimize(decomposed, only="clean")[0]
 
     def build(
-        self, graph: Graph, native: tuple[Names, Names] | None = None, peak_of: PeakOf | None = None
+        self,
+        graph: Graph,
+        native: tuple[Names, Names] | None = None,
+        peak_of: PeakOf | None = None,
+        split: Callable[[Graph], Graph] | None = None,
     ) -> Executable:
-        """Return the executable of a graph.
+        """Return the executable of a graph, or of the part of the decomposed graph that ``split`` returns.
 
         With ``native`` (outputs with cotangents, inputs to differentiate) the backend's framework computes gradients.
         ``peak_of`` serves the hint of a memory error.
@@ -53,6 +58,7 @@ class Builder:
             if backend_map:
                 return Partitioned(graph, backend, backend_map, single)
             lowered = self.decomposed(graph, backend, options)
+            lowered = lowered if split is None else split(lowered)
             progress.stage("generate", lowered)
             check_arguments(lowered, session.backend, session.settings, peak_of)
             if native is not None:

@@ -9,7 +9,8 @@ from functools import partial
 from operator import is_
 from typing import Any
 
-from mithril.compiler.program import Program, ProgramKey
+from mithril.compiler.bound_weights import rebound
+from mithril.compiler.program import BoundArrays, Program, ProgramKey
 from mithril.graph import Decisions, TensorType, cotangent_name
 
 CALLS = 16  # records of calls for each program that may be kept: these are small
@@ -59,11 +60,13 @@ def repeated_call(program: Program, params: Mapping[str, Any], inputs: Mapping[s
     Threads may share it, since it holds its values as constants. Parameters are compared one by one, because another
     may take the place of one in the same dictionary.
     """
+    if program.request.binding:
+        return _call_of_binding(program, params, inputs)
     if len(inputs) == 1 and params:
         return _call_of_one_input(program, params, inputs)
     run: Callable[[Any, Any], Any] = getattr(program.call, "direct", program.call)
     num_params, input_kinds, param_kinds = len(params), kinds(inputs), kinds(params)
-    values, baked = tuple(params.values()), bool(program.request.binding) and not params
+    values = tuple(params.values())
 
     def results(call_params: Any, call_inputs: Any) -> Any:
         try:
@@ -73,8 +76,22 @@ def repeated_call(program: Program, params: Mapping[str, Any], inputs: Mapping[s
             # C, and only if it fails kinds are compared one by one.
             if not all(map(is_, call_params.values(), values)) and not have_kinds(param_kinds, call_params):
                 return None
-            if baked and call_params is not params:
-                return None  # parameters are in the program: those of one binding
+        except NO_MATCH:
+            return None
+        return run(call_params, call_inputs)
+
+    return results
+
+
+def _call_of_binding(program: Program, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Last:
+    """Return the function for calls of a program that has the parameters of one binding."""
+    run: Callable[[Any, Any], Any] = getattr(program.call, "direct", program.call)
+    input_kinds = kinds(inputs)
+
+    def results(call_params: Any, call_inputs: Any) -> Any:
+        try:
+            if call_params is not params or not are_kinds(input_kinds, call_inputs):
+                return None
         except NO_MATCH:
             return None
         return run(call_params, call_inputs)
@@ -318,13 +335,16 @@ class CallRecords:
             self._programs.clear()
             self._calls.clear()
 
-    def drop_bound(self) -> None:
-        """Discard the programs that contain bound parameters as constants."""
+    def rebind(self, number: int, arrays: BoundArrays | None) -> None:
+        """Give the arrays to programs that read expressions of bound ones; discard those that embed parameters."""
         with self._lock:
             self.forget_last()
-            for request in [r for r in self._programs if r.binding]:
-                del self._programs[request]
             self._drop_calls(lambda program: bool(program.request.binding))
+            for request in [r for r in self._programs if r.binding]:
+                order, program = self._programs.pop(request)
+                if request.bound and arrays and request.bound.statistics.keys() == arrays.statistics.keys():
+                    program = rebound(program, number, arrays)
+                    self._programs[program.request] = order, program
 
     def _drop_calls(self, matches: Callable[[Program], bool]) -> None:
         for key in [k for k, (program, _) in self._calls.items() if matches(program)]:

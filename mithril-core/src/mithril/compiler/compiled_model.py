@@ -12,11 +12,12 @@ import numpy as np
 
 from mithril import plugins
 from mithril.backend import annotated, check_call, checked, matches, reject_surplus, require_match, watch
+from mithril.compiler.bound_weights import is_built_at_once
 from mithril.compiler.call_records import CallRecords
 from mithril.compiler.evaluation import Evaluation
 from mithril.compiler.parameters import UNBOUND, UNKNOWN, Parameters
 from mithril.compiler.plugin_records import inventory
-from mithril.compiler.program import Compiler, Program, ProgramKey, ProgramKind
+from mithril.compiler.program import BoundArrays, Compiler, Program, ProgramKey, ProgramKind
 from mithril.compiler.program_summary import (
     Explanation,
     concrete,
@@ -284,12 +285,15 @@ class CompiledModel:
 
     def prepare(self, types: Mapping[str, TensorType]) -> None:
         """Compile the inference program for these input types before the first call."""
-        bound = self._parameters.bound
-        binding, constants = (bound.number, bound.constants or {}) if bound is not None else (0, {})
-        self._evaluation.prepare(ProgramKey(tuple(types.items()), ProgramKind(), binding, constants))
+        self._evaluation.prepare(self._evaluation.request(types, ProgramKind(), self._parameters.bound))
 
-    def awaits_parameters(self) -> bool:
-        """Whether programs contain parameters that are not bound yet; pretrained ones are bound."""
+    def awaits_parameters(self, types: Mapping[str, TensorType]) -> bool:
+        """Whether the program depends on parameters that are not bound yet; pretrained ones are bound."""
+        if self._parameters.folds:
+            # Calls that pass parameters need another program than calls with bound ones: either is compiled on demand.
+            arrays = BoundArrays({}, dict.fromkeys(self._parameters.fixed_statistics))
+            request = ProgramKey(tuple(types.items()), ProgramKind(), binding=1, bound=arrays)
+            return not is_built_at_once(self.options) and self.compiler.folds(request)
         is_bound = not self._parameters.static or self.bind_pretrained()
         return not is_bound and bool(self.interface.with_role("param"))
 
@@ -322,6 +326,8 @@ class CompiledModel:
 
         If shapes of parameters depend on inputs of unknown shape, the first call checks them. ``release=True`` moves
         the arrays out of ``params`` to a temporary file one by one, and maps it: only packed weights stay in memory.
+        With ``inference=True`` expressions of parameters alone are computed here and not in calls, so that arrays that
+        change afterwards have to be bound again.
         """
         self._parameters.bind(params, state, release=release)
         return self
@@ -405,10 +411,11 @@ class CompiledModel:
     # -- inspection --------------------------------------------------------------------------------------------------
     @property
     def programs(self) -> tuple[Program, ...]:
-        """The cached programs, without evicted ones; one that embeds parameters is compiled after ``bind``."""
+        """The cached programs, without evicted ones; one that depends on parameters is compiled after ``bind``."""
         bound, types = self._parameters.bound, self._calls.latest_types
         number = bound.number if bound is not None else 0
-        if self._parameters.static and types and all(p.request.binding != number for p in self._calls):
+        is_static = self._parameters.static
+        if types and all(is_static and p.request.binding != number for p in self._calls):
             self.prepare(dict(types))
         return tuple(self._calls)
 
@@ -456,6 +463,13 @@ class CompiledModel:
         from mithril.compiler.memory_report import memory_report
 
         return memory_report(self, inputs, gradients=gradients)
+
+    def program_with_params(self) -> Program | None:
+        """Return the latest program without gradients whose parameters have the names of the model's."""
+        programs = [p for p in self.programs if not p.request.kind.of and not p.request.kind.training]
+        if not programs or programs[-1].request.bound is None:
+            return programs[-1] if programs else None
+        return self._evaluation.program_for(ProgramKey(programs[-1].request.types, ProgramKind()))
 
     def program_for(self, gradients: bool) -> Program | None:
         """Return the latest program with or without gradients; compile it if the input types are known."""

@@ -132,6 +132,10 @@ class Evaluation:
         self, arguments: Arrays, params: Arrays, state: Arrays | None, kind: ProgramKind, bound: Bound | None = None
     ) -> tuple[Program, dict[str, Any], Arrays, dict[str, Any]]:
         """Return the program for a call, its inputs as the backend's arrays, its parameters, its other arguments."""
+        if bound is not None and bound.arrays is not None and state is not None:
+            statistics = bound.arrays.statistics
+            if any(state.get(name) is not x for name, x in statistics.items()):
+                bound = None  # the statistics are those of the call
         try:
             record = self.program(arguments, kind, bound)
         except ModelError:
@@ -159,6 +163,8 @@ class Evaluation:
         if not watching:
             results: Mapping[str, Any] = program.call(params, inputs)
             return results
+        if program.weights is not None:
+            params = program.weights
         buckets = program.bucketed.buckets if program.bucketed is not None else None
         filled = inputs if buckets is None else buckets.pad_batch(self.backend, inputs)
         results = measured(self.model, program, params, filled, watching)
@@ -222,14 +228,13 @@ class Evaluation:
         if cached is not None:
             return cached
         resolved, concrete = self.types(actual)
-        constants = bound.constants if bound is not None and bound.constants is not None else {}
-        request = ProgramKey(tuple(resolved.items()), kind, binding, constants, stored)
+        request = self.request(resolved, kind, bound, stored)
         symbolic = self.runs_any_size(request)
         recompiles = not symbolic or self.backend.capabilities.recompiles
         is_padded = not kind.of and not stored
         buckets = self.compiler.buckets(kind.training, recompiles=recompiles) if is_padded else None
         types = resolved if symbolic else concrete if buckets is None else buckets.rounded(concrete)
-        program = self.program_for(replace(request, types=tuple(types.items())))
+        program = self.program_for(self.request(types, kind, bound, stored))
         runs = program.checked or program.executable
         program.bucketed = None if buckets is None else BucketedExecutable(runs, buckets, self.backend)
         if symbolic:
@@ -237,6 +242,20 @@ class Evaluation:
         self.compiler.check_call(program, {n: t.shape for n, t in concrete.items()})  # type: ignore[misc]
         self.calls.remember(key, (program, concrete))
         return program, concrete
+
+    def request(
+        self,
+        types: Mapping[str, TensorType],
+        kind: ProgramKind,
+        bound: Bound | None,
+        stored: tuple[tuple[str, int], ...] = (),
+    ) -> ProgramKey:
+        """Return the key of the program, with the binding if its parameters belong to the program."""
+        request = ProgramKey(tuple(types.items()), kind, stored=stored)
+        if bound is None or not bound.number:
+            return request
+        of_binding = replace(request, binding=bound.number, constants=bound.constants, bound=bound.arrays)
+        return of_binding if of_binding.embeds or self.compiler.folds(of_binding) else request
 
     def prepare(self, request: ProgramKey) -> None:
         """Compile a program before the first call, if its sizes suffice."""

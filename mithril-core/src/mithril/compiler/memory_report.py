@@ -110,8 +110,10 @@ def memory_report(
         graph = model.concrete(program, shapes)
         return report(graph, model.backend, memory_use(graph, model.backend), sizes)
     result = report(graph, model.backend, program.memory.at(sizes), sizes, program.executable)
-    if program.request.binding:
+    if program.request.embeds:
         result.weights = _held(model, program.executable, result.parameters)
+    elif program.weights is not None:
+        result.weights = held_weights([*model.held_params.values(), *program.weights.values()])
     return result
 
 

@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -20,8 +20,9 @@ import numpy as np
 
 from mithril.backend import ALIGNMENT, Backend, EncodedWeight, PairWeight, SparseWeight, to_numpy
 from mithril.compiler import weight_files
+from mithril.compiler.bound_weights import folds_parameters
 from mithril.compiler.call_records import CallRecords
-from mithril.compiler.program import Compiler, Program
+from mithril.compiler.program import BoundArrays, Compiler, Program
 from mithril.compiler.signature import array_type, missing_or_unknown
 from mithril.graph import (
     Decisions,
@@ -88,8 +89,9 @@ class Bound:
 
     values: dict[str, Any]
     passed: dict[str, Any]  # parameters to pass to programs, without embedded ones
-    number: int = 0  # counter of bindings whose parameters are embedded in programs
-    constants: Mapping[str, Any] | None = None  # embedded parameters and state as NumPy arrays
+    number: int = 0  # counter of bindings whose parameters belong to programs
+    constants: Mapping[str, Any] = field(default_factory=dict)  # parameters and statistics to embed, as NumPy arrays
+    arrays: BoundArrays | None = None  # parameters and statistics whose expressions are computed in advance
 
 
 class Parameters:
@@ -104,6 +106,7 @@ class Parameters:
         self.decisions = decisions
         self.seed: int = options["seed"]
         self.static = options["static_inference"]
+        self.folds = folds_parameters(backend, options, decisions)
         self.reads_quantized = self.static and not options["backend_map"]
         self.folder: str | None = options["cache_dir"]
         self.bound: Bound | None = None
@@ -169,23 +172,35 @@ class Parameters:
         changed = {r.of for r in graph.results_of("state")}
         return {i.name: i.type for i in graph.with_role("state") if i.name not in changed}
 
+    @property
+    def fixed_statistics(self) -> dict[str, TensorType]:
+        """Those of them whose sizes no call determines."""
+        return {n: t for n, t in self.statistics.items() if t.is_static}
+
     # -- values of a call --------------------------------------------------------------------------------------------
     def checked(self, program: Program, params: Arrays) -> Arrays:
         """Return the converted parameters, or the same mapping if no conversion is needed."""
         expected = program.interface.params
+        if program.weights is not None:
+            return params  # ``bind`` checked them
         if not isinstance(params, Mapping):
             raise InputError(f"params must be a dictionary of arrays by name, got {type(params).__name__}")
         missing_or_unknown("parameter", expected, params)
+        converted = self._converted("parameter", expected, params)
+        return converted if any(converted[name] is not params[name] for name in expected) else params
+
+    def _converted(self, noun: str, expected: Mapping[str, TensorType], given: Arrays) -> dict[str, Any]:
+        """Return arrays of the backend with the shapes and dtypes that are expected."""
         converted: dict[str, Any] = {}
         for name, t in expected.items():
-            shape = getattr(params[name], "shape", None)
+            shape = getattr(given[name], "shape", None)
             if shape is None or tuple(shape) != t.shape:
                 raise InputError(
-                    f"parameter '{name}' has shape {_shape(params[name])}, expected {list(t.shape)}",
+                    f"{noun} '{name}' has shape {_shape(given[name])}, expected {list(t.shape)}",
                     facts=[f"expected {t}"],
                 )
-            converted[name] = self.convert(name, params[name], t.dtype)
-        return converted if any(converted[name] is not params[name] for name in expected) else params
+            converted[name] = self.convert(name, given[name], t.dtype)
+        return converted
 
     def checked_state(self, program: Program, state: Arrays | None, types: Mapping[str, TensorType]) -> Arrays:
         """Return the state for a call with inputs of these types, converted to the types of the program."""
@@ -199,13 +214,7 @@ class Parameters:
                     "training without state=: every call starts from the initial state (same dropout, old statistics)",
                 )
             state = self._initial_state_of(program, types)
-        missing = [n for n in expected if n not in state]
-        if missing:
-            raise InputError(
-                "the state does not match the model",
-                facts=[f"missing: {', '.join(missing[:8])}"],
-                hint="start with compiled.initial_state() and pass the state that evaluate returns",
-            )
+        _check_complete(expected, state)
         if program.bucketed is None:
             for name, shape in program.state_shapes(types).items():
                 if tuple(np.shape(state[name])) != shape:
@@ -326,7 +335,7 @@ class Parameters:
         }
 
     def bind(self, params: Arrays, state: Arrays | None = None, *, release: bool = False) -> None:
-        """Bind parameters and, with ``static_inference``, embed them in the programs."""
+        """Bind parameters; ``inference`` computes their expressions, ``static_inference`` embeds them in programs."""
         with self.learning(params):
             self._bind(params, state, release)
 
@@ -338,6 +347,7 @@ class Parameters:
         except ShapeError:
             if self.static:
                 raise
+            expected = {}
             values = self._readable(params)  # the first call checks them
         else:
             missing_or_unknown("parameter", expected, params)
@@ -350,9 +360,16 @@ class Parameters:
             values = {name: self._bindable(name, x, expected[name].dtype) for name, x in params.items()}
         if state is not None:
             self.state, self.is_state_bound = dict(state), True
-        self.bound = bound = self._baked(values, params) if self.static else Bound(values, values)
+        if self.static:
+            bound = self._baked(values, params)
+        elif self.folds and expected:
+            arrays = BoundArrays(self._converted("parameter", expected, values), self._converted_statistics())
+            bound = Bound(values, values, self._next_number(), arrays=arrays)
+        else:
+            bound = Bound(values, values)
+        self.bound = bound
         self.passed = bound.passed
-        self.calls.drop_bound()
+        self.calls.rebind(bound.number, bound.arrays)
 
     def _bindable(self, name: str, x: Any, expected: DType) -> Any:
         """Return an array to bind; with embedded parameters, programs round it themselves, and keep the result."""
@@ -376,10 +393,24 @@ class Parameters:
         self._check_shapes(params)
         statistics = self.statistics  # other states change from call to call
         state = {n: x for n, x in self.initial_state().items() if n in statistics} if statistics else {}
-        number = 1 if self.bound is None else self.bound.number + 1
         return Bound(
-            values, {}, number, {n: x if self._reads(x) else to_numpy(x) for n, x in (*params.items(), *state.items())}
+            values,
+            {},
+            self._next_number(),
+            {n: x if self._reads(x) else to_numpy(x) for n, x in (*params.items(), *state.items())},
         )
+
+    def _converted_statistics(self) -> dict[str, Any]:
+        expected = self.fixed_statistics
+        try:
+            state = self.initial_state() if expected else {}
+        except ShapeError:  # other states have open sizes
+            state = self._drawn([i for i in self.interface.with_role("state") if i.name in expected], None)
+        _check_complete(expected, state)
+        return self._converted("state", expected, state)
+
+    def _next_number(self) -> int:
+        return 1 if self.bound is None else self.bound.number + 1
 
     def _reads(self, x: Any) -> bool:
         """Whether programs read the quantized values of a weight."""
@@ -479,6 +510,16 @@ def _mismatch_error(subject: str, report: weight_files.LoadReport, tensors: str)
         facts=str(report).splitlines(),
         hint=f"rename or remove tensors, or compiled.load_state_dict({tensors}, strict=False) to load those that match",
     )
+
+
+def _check_complete(expected: Iterable[str], state: Arrays) -> None:
+    missing = [n for n in expected if n not in state]
+    if missing:
+        raise InputError(
+            "the state does not match the model",
+            facts=[f"missing: {', '.join(missing[:8])}"],
+            hint="start with compiled.initial_state() and pass the state that evaluate returns",
+        )
 
 
 def _shape(x: Any) -> list[int] | str:

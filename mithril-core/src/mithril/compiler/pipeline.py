@@ -57,7 +57,7 @@ class Pipeline:
         session, kind = self.session, request.kind
         self.progress.restart()
         traced = with_sparse_inputs(self.trace(dict(request.types), training=kind.training), request.stored)
-        if request.binding:
+        if request.embeds:
             traced = with_fixed_parameters(traced, request.constants, session.backend)
         is_divided = bool(session.settings["backend_map"])
         traced = with_packed_products(traced, session.backend, is_divided, session.decisions)
@@ -80,7 +80,7 @@ class Pipeline:
             graph, derivatives = self.differentiate(graph, kind.of, wrt)
         # Rules with other gradients, such as that of a maximum at a tie, do not apply where a framework
         # differentiates the result.
-        graph, report = self.optimize(graph, then_gradients=subject is not None)
+        graph, report = self.optimize(graph, then_gradients=subject is not None, parameters_bound=bool(request.binding))
         self.progress.stage("optimize", graph)
         note_target_memory(graph, session.target, session.decisions)
         if subject is not None:
@@ -128,12 +128,14 @@ class Pipeline:
         # The new results follow those of the graph.
         return after, after.results[len(before.results) :]
 
-    def optimize(self, graph: Graph, only: str = "", *, then_gradients: bool = False) -> tuple[Graph, PipelineReport]:
+    def optimize(
+        self, graph: Graph, only: str = "", *, then_gradients: bool = False, parameters_bound: bool = False
+    ) -> tuple[Graph, PipelineReport]:
         """Run step five: all passes, or those of the stage ``only``."""
         manager = self.session.manager
         if only:
             manager = manager.selected(lambda one: one.stage == only)
-        context = self.session.pass_context(then_gradients=then_gradients)
+        context = self.session.pass_context(then_gradients=then_gradients, parameters_bound=parameters_bound)
         return manager.run(graph, context, runner=self._run_pass)
 
     def _run_pass(self, pass_: Any, graph: Graph, context: Any, last: Callable[..., Graph]) -> Graph:

@@ -29,15 +29,30 @@ class ProgramKind:
     wrt: tuple[str, ...] | None = None  # inputs to differentiate; None: all parameters
 
 
+@dataclass(frozen=True, eq=False)
+class BoundArrays:
+    """Arrays of one binding whose expressions are computed in advance, and the results, which its programs share."""
+
+    params: Mapping[str, Any]
+    statistics: Mapping[str, Any]
+    computed: dict[str, dict[str, Any]] = field(default_factory=dict)  # by fingerprint of the expressions
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramKey:
     """The key of a program: input types, kind, and bound parameters."""
 
     types: tuple[tuple[str, TensorType], ...]  # types of the model's inputs, in order
     kind: ProgramKind
-    binding: int = 0  # number of the bind() whose parameters are constants of the program; 0: none
-    constants: Mapping[str, Any] = field(default_factory=dict, compare=False)  # these parameters as NumPy arrays
+    binding: int = 0  # number of the bind() whose parameters belong to the program; 0: none
+    constants: Mapping[str, Any] = field(default_factory=dict, compare=False)  # these that it embeds, as NumPy arrays
     stored: tuple[tuple[str, int], ...] = ()  # sparse inputs, and the number of elements that they store at most
+    bound: BoundArrays | None = field(default=None, compare=False)  # these whose expressions are computed in advance
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the parameters are constants of the program."""
+        return bool(self.binding) and self.bound is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +108,28 @@ def assemble_of(executable: Any) -> Callable[..., Any] | None:
     return getattr(getattr(call, "jitted_call", call), "assemble", None)
 
 
+class CallWithWeights:
+    """An executable with the weights of one binding, which take the place of the parameters of calls."""
+
+    def __init__(self, executable: Any, weights: Mapping[str, Any]) -> None:
+        run = getattr(executable, "direct", executable)
+        self.executable, self.weights = executable, weights
+        self.direct: Callable[[Any, Any], Any] = lambda params, inputs: run(weights, inputs)
+        if hasattr(executable, "repeated"):
+            self.repeated = self._repeated
+
+    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
+        return self.direct(params, inputs)
+
+    def _repeated(self, params: Any, inputs: Any, otherwise: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Return the executable's fast path for calls with the same binding."""
+        weights = self.weights
+        fast = self.executable.repeated(weights, inputs, lambda _, call_inputs: otherwise(params, call_inputs))
+        return lambda call_params, call_inputs: (
+            fast(weights, call_inputs) if call_params is params else otherwise(call_params, call_inputs)
+        )
+
+
 @dataclass(eq=False, repr=False)
 class Program:
     """A compiled program: the graphs before and after the passes, and the executable."""
@@ -109,6 +146,9 @@ class Program:
     timed: bool = False  # whether a profile has run it before
     checked: IndexCheckedExecutable | None = None  # executable with run-time checks
     bucketed: BucketedExecutable | None = None  # executable that pads batches
+    folded: tuple[LazyGraph, ...] = ()  # expressions of bound parameters, computed in this order
+    pack: Callable[[dict[str, Any]], dict[str, Any]] = dict  # converts weights to the forms that the program reads
+    weights: Mapping[str, Any] | None = None  # their results and the other bound parameters, which calls do not pass
     stepped: dict[Any, Any] = field(default_factory=dict)  # interpreters by input shapes
     state_sizes: dict[Any, dict[str, Shape]] = field(default_factory=dict)  # by input shapes
 
@@ -124,7 +164,8 @@ class Program:
     @property
     def call(self) -> Any:
         """The executable that calls of the model run."""
-        return self.bucketed or self.checked or self.executable
+        executable = self.bucketed or self.checked or self.executable
+        return executable if self.weights is None else CallWithWeights(executable, self.weights)
 
     @cached_property
     def early(self) -> EarlyChecks | None:
@@ -180,6 +221,8 @@ class Compiler(Protocol):
     def buckets(self, training: bool, *, recompiles: bool) -> Buckets | None: ...
 
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None: ...
+
+    def folds(self, request: ProgramKey) -> bool: ...
 
     @property
     def pretrained(self) -> Mapping[str, Any]: ...

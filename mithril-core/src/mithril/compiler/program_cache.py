@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,8 +111,8 @@ class ProgramCache:
             return None
         kind = request.kind
         types = [(name, t) for name, t in request.types]
-        parts = kind.training, kind.of, kind.wrt, dict(request.constants), request.stored
-        program = fingerprint(self._model_key, types, *parts)
+        constants = dict(request.constants) if request.bound is None else ("folds", *sorted(request.bound.statistics))
+        program = fingerprint(self._model_key, types, kind.training, kind.of, kind.wrt, constants, request.stored)
         return f"{program}-{self._environment[:32]}"
 
     def _note_plugins(self, key: str) -> None:
@@ -169,6 +170,7 @@ class ProgramCache:
             "about": json.dumps(description).encode(),
             "guards": to_text(guards, origins=False).encode(),
             **{name: to_text(graph).encode() for name, graph in self._graphs(program).items()},
+            **{f"early{k}": to_text(graph.get()).encode() for k, graph in enumerate(program.folded)},
         }
         self.store.put(key, parts)
         # This process reads its constants from the entry as well, so that all processes share one copy
@@ -184,9 +186,18 @@ class ProgramCache:
                     for part in (x.parts.values() if isinstance(x, EncodedWeight) else (x,))
                 )
 
+    def read_folds(self, key: str) -> bool | None:
+        """Return whether a program computes expressions of parameters in advance, None if that is not stored."""
+        parts = self.store.get(fingerprint(key, "folds")) if self.reads else None
+        return None if parts is None else bool(json.loads(parts["about"]))
+
+    def save_folds(self, key: str, folds: bool) -> None:
+        """Store whether a program computes expressions of parameters in advance."""
+        self.store.put(fingerprint(key, "folds"), {"about": json.dumps(folds).encode()})
+
     def _graphs(self, program: Program) -> dict[str, Graph]:
         """Return the graphs to save; of those with embedded weights only the one that restores an executable."""
-        if not program.request.binding:
+        if not program.request.embeds:
             return {"traced": program.traced, "graph": program.graph, "lowered": program.executable.graph}
         # The texts of all graphs repeat the weights: 534 MB for ResNet-50, which took 3 s to read
         # (9d1a032b).
@@ -195,8 +206,9 @@ class ProgramCache:
     def _read(self, parts: Mapping[str, Any], request: ProgramKey, graphs: Graphs) -> Program:
         description = json.loads(parts["about"])
         has_moved = description["places"] != fingerprint(self.places)
-        if has_moved and description["quotes"]:
-            raise ValueError("its messages name lines that moved")
+        # Weights of a binding are stored as the graph of the program says, which compiling it again would not know.
+        if has_moved and (description["quotes"] or request.bound is not None):
+            raise ValueError("its messages or its graph name lines that moved")
         limits = {name: (low, high) for name, low, high in description["limits"]}
         interface = Interface(
             _types(description["params"], limits),
@@ -214,13 +226,16 @@ class ProgramCache:
             lowered,
             self._options,
         )
-        if request.binding and "lowered" in parts and hasattr(executable, "release"):
+        if request.embeds and "lowered" in parts and hasattr(executable, "release"):
             executable.release(graphs[-1])  # the executable has copies of the weights that the graph contains
         for kind, message, location in description["decisions"]:
             self.decisions.record(kind, message, location)
         results = _results(description["results"])
         report = PipelineReport([PassRecord(*row) for row in description["report"]])
         program = Program(request, before, after, interface, executable, results, report, backend=self.backend)
+        if request.bound is not None:
+            program.folded = tuple(LazyGraph(data.decode()) for name, data in parts.items() if name.startswith("early"))
+            program.pack = partial(self.backend.packed_weights, executable, self._options)
         if bounds := [KINDS[kind](*fields) for kind, *fields in description["bounds"]]:
             program.checked = IndexCheckedExecutable(executable, bounds, program.types, self.backend)
         return program

@@ -8,7 +8,18 @@ from typing import Any
 
 from mithril.compiler.program import Compiled, Compiler, Program, ProgramKey, ProgramKind
 from mithril.compiler.sparse_inputs import dense_shapes
-from mithril.graph import Decisions, Graph, TensorType, Value, flops, is_static, numel, visible
+from mithril.graph import (
+    Decisions,
+    Graph,
+    TensorType,
+    Value,
+    bind,
+    flops,
+    is_static,
+    numel,
+    substitute_sizes,
+    visible,
+)
 from mithril.passes import PipelineReport
 from mithril.system import notebook
 
@@ -143,6 +154,9 @@ def concrete(program: Program, shapes: Mapping[str, tuple[int, ...]], compiler: 
     static = all(v.type.is_static for node in graph.nodes for v in node.results)
     if static and all(shapes.get(name, t.shape) == t.shape for name, t in program.request.types):
         return graph
+    if program.weights is not None:  # its parameters are named in this graph alone
+        inputs = program.types
+        return substitute_sizes(graph, bind({n: t.shape for n, t in inputs.items()}, {n: shapes[n] for n in inputs}))
     types = tuple((name, TensorType(t.dtype, shapes.get(name, t.shape))) for name, t in program.request.types)
     return compiler.lowered(replace(program.request, types=types))
 

@@ -57,7 +57,7 @@ class Session:
         """The passes of the level with the changes of user and plugins, imported for the first program."""
         return make_pipeline(self.passes, self.settings, self.context)
 
-    def pass_context(self, *, then_gradients: bool = False) -> PassContext:
+    def pass_context(self, *, then_gradients: bool = False, parameters_bound: bool = False) -> PassContext:
         """Return the context that passes run in."""
         return PassContext(
             backend=self.backend,
@@ -66,6 +66,7 @@ class Session:
             options=self.settings,
             decisions=self.decisions,
             gradients_follow=then_gradients,
+            parameters_bound=parameters_bound,
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from mithril import plugins
 from mithril.backend import Backend, LazyGraph, checked
 from mithril.compiler.batch_buckets import Buckets, find_buckets
+from mithril.compiler.bound_weights import marked, note_early, rebound, split_off
 from mithril.compiler.builder import Builder
 from mithril.compiler.compiled_model import CompiledModel
 from mithril.compiler.deadline import Deadline
@@ -28,7 +29,7 @@ from mithril.compiler.observers import Observers, Progress
 from mithril.compiler.option_table import Settings, resolve_options, split_options
 from mithril.compiler.pass_pipeline import optimization_level
 from mithril.compiler.pipeline import Pipeline, ProgramGraphs
-from mithril.compiler.program import Interface, Program, ProgramKey, Results
+from mithril.compiler.program import BoundArrays, Interface, Program, ProgramKey, Results
 from mithril.compiler.program_cache import Graphs, exact_sizes_saved, lowered_once
 from mithril.compiler.requirements import PLANNED, check_memory, check_trainable, defer, outside_of_batches
 from mithril.compiler.session import Session
@@ -116,9 +117,11 @@ def _prepare(compiled: CompiledModel, compiler: ModelCompiler) -> None:
         check_trainable(settings["trainable"], compiled.interface)
     assumed = [name for name in types if specs[name].dtype is None]
     try:
-        if compiled.awaits_parameters():
-            # raise errors now; parameters come later
-            lowered_once(session.cache, compiled.defer(types), compiler.lowered)
+        if compiled.awaits_parameters(types):
+            request = compiled.defer(types)
+            if settings["static_inference"]:
+                # raise errors now; parameters come later
+                lowered_once(session.cache, request, compiler.lowered)
         else:
             compiled.prepare(types)
     except DTypeError:
@@ -140,6 +143,7 @@ class ModelCompiler:
         # For all graphs except those of a new program: observers see each program once.
         self._unreported = Builder(Pipeline(session, Progress(session.deadline)))
         self._buckets: dict[tuple[bool, bool], Buckets | None] = {}
+        self._folds: dict[Any, bool] = {}  # by types, kind, sparse inputs and statistics
         self._written: set[str] = set()  # kinds of programs written to file_path
 
     # -- a program ---------------------------------------------------------------------------------------------------
@@ -153,25 +157,35 @@ class ModelCompiler:
             cached = cache.load(request, self._graphs(request)) if cache is not None else None
             if cached is not None:
                 self.observers.stage("cached", None)
-                return cached
+                return cached if request.bound is None else rebound(cached, request.binding, request.bound)
             # Decisions of this program are stored with it, so that a program from the cache explains
             # itself as well.
             num_decisions = len(session.decisions)
             graphs = self.pipeline.graphs(request)
             with exact_sizes_saved(cache, request):
                 native = (request.kind.of, graphs.wrt) if graphs.native else None
-                executable = self.builder.build(graphs.optimized, native, peak_of)
+                early: list[Graph] = []
+                graph, split = graphs.optimized, None
+                if request.bound is not None:
+                    graph = split_off(graph, session.backend, request.bound.statistics, early)
+                    split = partial(self._late, request.bound, early)
+                executable = self.builder.build(graph, native, peak_of, split)
             self._note_file("gradients" if request.kind.of else "", request)
         program = Program(
             request,
             LazyGraph(graphs.traced),
-            LazyGraph(graphs.optimized),
-            Interface.of(graphs.traced, graphs.optimized),
+            LazyGraph(graph),
+            Interface.of(graphs.traced, graph if request.bound is None else executable.graph),
             executable,
             graphs.results,
             graphs.report,
             backend=session.backend,
         )
+        if request.bound is not None:
+            program.folded = tuple(map(LazyGraph, early))
+            program.pack = partial(session.backend.packed_weights, executable, self.builder.options())
+            note_early(early, session.decisions)
+            program = rebound(program, request.binding, request.bound)
         self.observers.built(program)
         with session.deadline:
             check_memory(program.memory, session.settings, peak_of=peak_of)
@@ -180,9 +194,13 @@ class ModelCompiler:
             program.checked = IndexCheckedExecutable(executable, graphs.checks, program.types, session.backend)
         if cache is not None:
             cache.save(program, list(session.decisions)[num_decisions:])
-        if request.binding:
+        if request.embeds:
             self._release(program)
         return program
+
+    def _late(self, bound: BoundArrays, early: list[Graph], lowered: Graph) -> Graph:
+        """Return the part of a decomposed graph that calls run; append the other to ``early``."""
+        return marked(split_off(lowered, self.session.backend, bound.statistics, early))
 
     def _peak_of(self, request: ProgramKey, batch: int) -> int:
         """Return the peak memory of a program like that of the request for another batch, in bytes."""
@@ -192,6 +210,23 @@ class ModelCompiler:
             backend.build(graph, self._unreported.options()) if backend.capabilities.memory in PLANNED else None
         )
         return memory_use(graph, backend, largest_sizes(graph), executable).peak
+
+    def folds(self, request: ProgramKey) -> bool:
+        """Whether the program of a request contains expressions of its parameters alone."""
+        key = request.types, request.kind, request.stored, tuple(request.bound.statistics if request.bound else ())
+        if key not in self._folds:
+            cache = self.session.cache
+            key_of_entry = None if cache is None else cache.key(request)
+            stored = None if cache is None or key_of_entry is None else cache.read_folds(key_of_entry)
+            if stored is None:
+                early: list[Graph] = []
+                with self.session.deadline:
+                    self._lowered(request, early)
+                stored = bool(early)
+                if cache is not None and key_of_entry is not None:
+                    cache.save_folds(key_of_entry, stored)
+            self._folds[key] = stored
+        return self._folds[key]
 
     def _release(self, program: Program) -> None:
         """Release graphs that contain weights, which the executable has copied; they are recompiled on access."""
@@ -208,7 +243,13 @@ class ModelCompiler:
             with self.session.deadline:
                 return self._unreported.pipeline.graphs(request)
 
-        return lambda: graphs().traced, lambda: graphs().optimized, lambda: self.lowered(request)
+        def optimized() -> Graph:
+            graph = graphs().optimized
+            return (
+                graph if request.bound is None else split_off(graph, self.session.backend, request.bound.statistics, [])
+            )
+
+        return lambda: graphs().traced, optimized, lambda: self.lowered(request)
 
     def differentiable(self, request: ProgramKey) -> tuple[Interface, Results, Callable[..., Any]]:
         """Return the generated function of a request for the framework's own differentiation, and its interface."""
@@ -246,10 +287,18 @@ class ModelCompiler:
 
     def lowered(self, request: ProgramKey) -> Graph:
         """Run steps three to five and return the decomposed graph, the input of code generation."""
-        builder = self._unreported
         with self.session.deadline:
-            graph = builder.pipeline.graphs(request).optimized
-            return builder.decomposed(graph, self.session.backend, builder.options())
+            return self._lowered(request, [])
+
+    def _lowered(self, request: ProgramKey, early: list[Graph]) -> Graph:
+        """Return the decomposed graph, and append those that ``bind`` computes to ``early``."""
+        builder, backend = self._unreported, self.session.backend
+        graph = builder.pipeline.graphs(request).optimized
+        if request.bound is None:
+            return builder.decomposed(graph, backend, builder.options())
+        statistics = request.bound.statistics
+        graph = builder.decomposed(split_off(graph, backend, statistics, early), backend, builder.options())
+        return split_off(graph, backend, statistics, early)
 
     def probe(self, types: Mapping[str, TensorType] | None, *, training: bool = True) -> Graph:
         """Return a graph of the interface: names, parameters and shapes; default types are those the layers expect."""

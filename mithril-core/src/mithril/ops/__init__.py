@@ -52,6 +52,7 @@ from mithril.ops.derived_gradients import BY_KERNEL, BodyGradient
 from mithril.ops.draws import Draws
 from mithril.ops.elementwise import CENTRAL, TAIL
 from mithril.ops.expert_products import sum_of_shares, used_experts
+from mithril.ops.folding import FOLD_LIMIT, is_foldable
 from mithril.ops.nn import ACTIVATIONS, ANY_ACTIVATION
 from mithril.ops.python_indexing import getitem
 from mithril.ops.random import threefry
@@ -65,6 +66,7 @@ __all__ = [
     "BOUNDED",
     "BY_KERNEL",
     "CENTRAL",
+    "FOLD_LIMIT",
     "PLACES",
     "TAIL",
     "Body",
@@ -80,6 +82,7 @@ __all__ = [
     "first_row_mixing_node",
     "getitem",
     "if_op",
+    "is_foldable",
     "name_outputs",
     "op",
     "scan",

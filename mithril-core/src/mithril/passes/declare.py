@@ -21,6 +21,7 @@ class PassContext:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     decisions: Decisions = field(default_factory=Decisions)
     gradients_follow: bool = False  # whether the result will be differentiated
+    parameters_bound: bool = False  # whether expressions of parameters are computed once, not in each call
 
     def record(self, kind: str, message: str, where: object = "") -> None:
         """Record a decision."""

@@ -212,6 +212,9 @@ class JaxBackend(SourceBackend):
             return {"data": len(jax.devices(self.jax_device.platform))}
         return dict(self.mesh.shape) if self.mesh is not None else {}
 
+    def has_whole_parameters(self, options: BuildOptions) -> bool:
+        return super().has_whole_parameters(options) and not self.mesh_axes(options)
+
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         if node.op in (ops.expert_matmul, ops.expert_weight_grad) and self.mesh_axes(options).get("model", 1) > 1:
             return False  # divided weights would be summed over devices for each block of rows
@@ -233,10 +236,14 @@ class JaxBackend(SourceBackend):
     def build_whole(self, graph: Graph, options: BuildOptions) -> SourceExecutable:
         """Build one program without pipeline stages; one with embedded weights passes them as arguments."""
         graph = with_stored_operands(graph, OWN_COMPARISONS)
-        reduced, weights = held_weights.extracted(graph) if self._holds(options) else (graph, {})
+        is_bound = any(i.tags.get("bound") for i in graph.with_role("param"))
+        reduced, weights = held_weights.extracted(graph) if is_bound or self._holds(options) else (graph, {})
         if text := held_weights.orders(weights.values()):
             options.decisions.record("choice", text)
         return self._holding(super().build(reduced, options), graph, weights)
+
+    def packed_weights(self, executable: Any, options: BuildOptions, weights: dict[str, Any]) -> dict[str, Any]:
+        return held_weights.arranged(executable.graph, weights)
 
     def _holds(self, options: BuildOptions) -> bool:
         """Whether a program passes weights as arguments; a source file contains them instead."""

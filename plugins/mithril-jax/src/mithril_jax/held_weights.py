@@ -1,5 +1,7 @@
 """Weights as arguments of a program that holds them, in the layout that its products and convolutions read.
 
+These are constants of the program (``static_inference``), or parameters of one binding (``inference``).
+
 XLA stores a constant several times: as an array, as a literal of the program, and as the literal that its compiler
 folds it to. An argument is stored once. Transposed in advance, it is multiplied as fast as a constant.
 """
@@ -70,12 +72,13 @@ def extracted(graph: Graph) -> tuple[Graph, dict[str, Held]]:
     for i in graph.inputs:
         data = i.data
         used = readers.get(i.value)
-        if i.role != "constant" or data is None or used is None or data.nbytes < SMALLEST:
+        if used is None or (data is not None and data.nbytes < SMALLEST):
             inputs.append(i)
             continue
         order = _order(i.value, used)
         value = Value(i.name, TensorType(i.type.dtype, tuple(i.type.shape[k] for k in order)))
-        weights[i.name] = Held(np.asarray(data), order)
+        if data is not None:
+            weights[i.name] = Held(np.asarray(data), order)
         axes = i.tags.get("axes", range(len(order)))  # constant folding may have transposed the parameter
         tags = {**i.tags, "held_order": tuple(axes[k] for k in order)}
         inputs.append(replace(i, value=value, role="param", data=None, tags=tags))
@@ -93,7 +96,13 @@ def extracted(graph: Graph) -> tuple[Graph, dict[str, Held]]:
         for node in graph.nodes
         if not (node.op is ops.transpose and node.result in renamed)
     ]
-    return (graph.replaced(inputs=tuple(inputs), nodes=(*restored, *nodes)), weights) if weights else (graph, weights)
+    return graph.replaced(inputs=tuple(inputs), nodes=(*restored, *nodes)), weights
+
+
+def arranged(graph: Graph, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the weights of a binding in the layout of the program's parameters."""
+    orders = {i.name: i.tags["held_order"] for i in graph.with_role("param") if "held_order" in i.tags}
+    return {n: x.transpose(orders[n]) if n in orders else x for n, x in weights.items()}
 
 
 def orders(weights: Collection[Held]) -> str:
@@ -125,7 +134,7 @@ def _readers(graph: Graph) -> dict[Value, list[Node]]:
     users: dict[Value, list[Node]] = {}
     outer = set(graph.nodes)
     excluded = set(graph.outputs)
-    constants = {i.value for i in graph.with_role("constant")}
+    held = {i.value for i in graph.inputs if i.role == "constant" or i.tags.get("bound")}
     for node, _ in iterate(graph):
         for v in node.operands:
             if v is not None and node in outer:
@@ -146,7 +155,7 @@ def _readers(graph: Graph) -> dict[Value, list[Node]]:
         return all(is_reader(node.result, n) for n in users.get(node.result, ()))
 
     def is_read(v: Value, nodes: list[Node]) -> bool:
-        is_weight = v in constants and v not in excluded and len(v.shape) >= 2 and v.dtype.is_float
+        is_weight = v in held and v not in excluded and len(v.shape) >= 2 and v.dtype.is_float
         return is_weight and all(is_reader(v, node) or is_transpose(node) for node in nodes)
 
     return {v: nodes for v, nodes in users.items() if is_read(v, nodes)}

@@ -30,14 +30,16 @@ from mithril.system import launched_task
 from mithril_torch import stored  # noqa: F401  # defines the operation of barriers in compiled programs
 from mithril_torch.autograd import DifferentiableProgram, Differentiated
 from mithril_torch.execution import RunOptions, read, runner
-from mithril_torch.fusion import native_kernels  # noqa: F401  # add their rows to the table
+from mithril_torch.fusion import (
+    native_kernels,  # noqa: F401  # add their rows to the table
+    packed_kernels,
+)
 from mithril_torch.fusion.attention_gradients import join_attentions
 from mithril_torch.fusion.batch_statistics import with_native_statistics
 from mithril_torch.fusion.foreach import with_lists
 from mithril_torch.fusion.image_order import with_image_order
 from mithril_torch.fusion.in_place import with_overwritten_operands
 from mithril_torch.fusion.norm_gradients import join_norms
-from mithril_torch.fusion.packed_kernels import with_packed_kernels
 from mithril_torch.fusion.paired_ops import pair_operations
 from mithril_torch.fusion.subgraph_fusion import fuse_subgraphs
 from mithril_torch.lowering import table
@@ -174,6 +176,9 @@ class TorchBackend(SourceBackend):
 
         return program.build(self, graph, options, mesh, load)
 
+    def has_whole_parameters(self, options: BuildOptions) -> bool:
+        return meshes.mesh_for(self, options) is None
+
     def differentiates(self, options: BuildOptions) -> bool:
         """Whether PyTorch computes gradients: on several devices its engines distribute them."""
         return meshes.mesh_for(self, options) is not None
@@ -228,17 +233,21 @@ class TorchBackend(SourceBackend):
             # The joined kernel is the one for CPUs; on other devices PyTorch selects among several.
             graph = join_attentions(graph) if self.torch_device.type == "cpu" else graph
             graph = pair_operations(join_norms(fuse_subgraphs(graph)))
-            graph = with_packed_kernels(graph) if self._packs(options) else graph
-        graph = with_image_order(graph, options, is_packed=options.fuses and self._packs(options))
+            graph = packed_kernels.with_packed_kernels(graph) if options.static and self._packs(options) else graph
+        is_packed = options.fuses and self._packs(options) and bool(options.static or packed_kernels.of_binding(graph))
+        graph = with_image_order(graph, options, is_packed=is_packed)
         if options.fuses:
             # autograd saves values that these overwrite
             graph = graph if gradients else with_overwritten_operands(with_lists(graph))
         return super().generate(graph, options, gradients)
 
+    def packed_weights(self, executable: Any, options: BuildOptions, weights: dict[str, Any]) -> dict[str, Any]:
+        return packed_kernels.packed(executable.graph, weights) if options.fuses and self._packs(options) else weights
+
     def _packs(self, options: BuildOptions) -> bool:
         """Whether oneDNN runs the convolutions of the program: torch.compile and mixed precision select kernels."""
         is_eager = self.branches(options) and not self.enable_amp
-        return options.static and is_eager and self.torch_device.type == "cpu"
+        return is_eager and self.torch_device.type == "cpu"
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         return Differentiated(forward, of, wrt)

@@ -67,11 +67,10 @@ def inference_module(
 
 def inference_program(compiled: Any) -> tuple[Graph, Any]:
     """Return the graph of the latest inference program and its generated function."""
-    candidates = [p for p in compiled.programs if not p.request.kind.of and not p.request.kind.training]
-    if not candidates:
+    program = compiled.program_with_params()
+    if program is None:
         raise InputError("no inference program is compiled yet", hint="pass shapes= to ml.compile, or run the model")
-    executable = candidates[-1].executable
-    return executable.graph, _with_plain_kernels(executable.forward)
+    return program.executable.graph, _with_plain_kernels(program.executable.forward)
 
 
 def examples(compiled: Any, graph: Graph, sizes: Mapping[str, int]) -> tuple[Any, ...]:

@@ -160,7 +160,9 @@ def program_of(compiled: CompiledModel) -> Executable:
             "cannot export: no program has been compiled yet",
             hint="pass shapes=, where None is any size, or call the model once",
         )
-    executable = compiled.programs[-1].executable
+    program = compiled.programs[-1]
+    plain = compiled.program_with_params() if program.request.bound is not None else None
+    executable = (plain or program).executable
     if isinstance(executable, Executable):
         return executable
     if "mobile" in compiled.backend.capabilities.families and resolve_target(compiled.options).arch is not None:
@@ -175,9 +177,7 @@ def for_mobile(compiled: CompiledModel) -> Executable:
     program, options = compiled.programs[-1], compiled.options
     settings = {n: options[n] for n in ("target_hardware", "mobile_options", "inference") if options[n]}
     recompiled = ml.compile(program.traced, "c", **settings)
-    executable = recompiled.programs[-1].executable
-    assert isinstance(executable, Executable)
-    return executable
+    return program_of(recompiled)
 
 
 def parameters(executable: Executable, arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,10 +95,10 @@ def export_gguf(
 def inference_graph(compiled: Any) -> Graph:
     """Return the inference graph of the latest program with open sizes.
 
-    Where there is none (the backend makes programs for exact sizes, or all were for training) it is made, with those
-    sizes open that the user left so, if the model can do with that.
+    Where there is none (the backend makes programs for exact sizes, or all were for training or for bound weights) it
+    is made, with those sizes open that the user left so, if the model can do with that.
     """
-    kinds = [(p, p.request.kind) for p in compiled.programs]
+    kinds = [(p, p.request.kind) for p in compiled.programs if p.request.bound is None]
     graphs: list[Graph] = [p.graph for p, kind in reversed(kinds) if not kind.training and not kind.of]
     open_graph = next((g for g in graphs if any(not i.type.is_static for i in g.with_role("input"))), None)
     if open_graph is not None:

@@ -140,6 +140,10 @@ class GraphCompiler:
         """Return False: all sizes are in the file."""
         return False
 
+    def folds(self, request: ProgramKey) -> bool:
+        """Return False: the graph runs as it is in the file."""
+        return False
+
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Files carry no limit."""
 

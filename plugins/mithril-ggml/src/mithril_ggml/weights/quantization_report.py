@@ -76,7 +76,9 @@ def packing_of(compiled: Any) -> tuple[Packing | None, GGMLExecutable | None]:
 
 def quantization_report(compiled: Any, params: Mapping[str, Any] | None = None) -> QuantizationReport:
     """Size and error of each quantized weight of a model compiled for the GGML backend."""
-    parameters = params if params is not None else compiled.params
+    parameters = dict((params if params is not None else compiled.params) or {})
+    for program in compiled.programs:
+        parameters |= program.weights or {}  # with names of their own
     packing, executable = packing_of(compiled)
     if executable is None:
         raise InputError(

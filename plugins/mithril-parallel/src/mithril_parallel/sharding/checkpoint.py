@@ -64,7 +64,7 @@ def load_sharded(folder: str | os.PathLike[str], compiled: CompiledModel) -> dic
     """Load a compiled model's parameters, split for its latest program, regardless of the mesh that saved them."""
     if not compiled.programs:
         raise InputError("this model has no program yet", hint="pass shapes={...} to ml.compile, or evaluate it once")
-    program = compiled.programs[-1]
+    program = compiled.program_with_params() or compiled.programs[-1]
     tensors = Reader(folder).tensors
     missing = [n for n in program.interface.params if n not in tensors]
     if missing:

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from mithril.graph import Builder, Graph, Input, Node, Value, attributes_key, is_static, numel, structural_hash
-from mithril.ops import conv, dequantize, dequantize_groups, fake_quantize, linear, matmul, transpose
+from mithril.graph import Builder, Graph, Input, Node, Value, attributes_key, structural_hash
+from mithril.ops import FOLD_LIMIT, conv, fake_quantize, is_foldable, linear, matmul, transpose
 from mithril.passes import PassContext
 
 NO_CONTEXT = PassContext()
 BACKWARD = ("phase", "backward")  # a tag that CSE ignores: gradients may use results of the forward part
 PRODUCTS = (linear, matmul, conv)
-FOLD_LIMIT = 1 << 16  # elements: a larger folded constant would cost more memory than it saves time
 
 
 def dead_code_elimination(graph: Graph) -> Graph:
@@ -109,7 +108,7 @@ def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
         if node.is_constant:
             constants_by_value[node.result] = np.asarray(node.attributes["value"], node.attributes["dtype"].numpy)
             nodes.append(node)
-        elif _foldable(node, constants_by_value, limit) and not (keeps_scales and _has_trained_scale(graph, node)):
+        elif is_foldable(node, constants_by_value, limit) and not (keeps_scales and _has_trained_scale(graph, node)):
             for value, array in zip(node.results, _compute(node, constants_by_value), strict=True):
                 constants_by_value[value] = folded[value] = array
             if node.op is transpose and (source := by_value.get(node.operands[0])) is not None:
@@ -148,17 +147,6 @@ def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
 def late_constant_folding(graph: Graph, context: PassContext) -> Graph:
     """Fold expressions of weights that fusion introduced, and drop their dead operands."""
     return dead_code_elimination(constant_folding(graph, context))
-
-
-def _foldable(node: Node, constants: dict[Value, Any], limit: int) -> bool:
-    # An operation without operands, such as iota, is cheaper to compute than to store.
-    if node.regions or node.op.opaque or not node.operands:
-        return False
-    if not all(v is None or v in constants for v in node.operands):
-        return False
-    if node.op in (dequantize, dequantize_groups) and node.result.ndim > 1:
-        return False  # quantized values take a fraction of the memory of their numbers, and integer kernels read them
-    return all(is_static(v.shape) and int(numel(v.shape)) <= limit for v in node.results)
 
 
 def _has_trained_scale(graph: Graph, node: Node) -> bool:

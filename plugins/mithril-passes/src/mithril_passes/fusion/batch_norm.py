@@ -1,14 +1,19 @@
-"""Inference: fold a batch norm into the weights and bias of the preceding product."""
+"""Inference: fold a batch norm into the weights and bias of the preceding product.
+
+Weights of bound parameters are scaled once. Otherwise each call scales them, which must cost less than it saves.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from mithril.graph import Size, Value, substitute, symbols
+from mithril.graph import Graph, Size, Value, substitute, symbols
 from mithril.ops import add, batch_norm, conv, linear, reshape, rsqrt
-from mithril.passes import RuleSet, rule
+from mithril.passes import PassContext, Rule, RuleSet, rewrite, rule
+
+NO_CONTEXT = PassContext()
 
 
 def _is_profitable(weights: Value, data: Value) -> bool | str:
@@ -95,78 +100,90 @@ def _is_per_channel(added: Value, weights: Value) -> bool:
     return added.shape == (1, weights.shape[0], *[1] * (weights.ndim - 2))
 
 
-CONV = rule(
-    _conv,
-    lambda x, w, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
-        conv(
-            x,
-            w * _reshape_for_outputs(s * rsqrt(v + eps), w),
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
+def _rules(pays: Callable[[Value, Value], bool | str]) -> list[Rule]:
+    """Return the rules for weights and data where ``pays`` is true."""
+    return [
+        rule(
+            _conv,
+            lambda x, w, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
+                conv(
+                    x,
+                    w * _reshape_for_outputs(s * rsqrt(v + eps), w),
+                    stride=stride,
+                    padding=padding,
+                    dilation=dilation,
+                    groups=groups,
+                ),
+                _per_channel(b - m * (s * rsqrt(v + eps)), w),
+            ),
+            when=lambda x, w, s, b, m, v: pays(w, x),
+            exact=False,
+            name="batch norm of a convolution",
         ),
-        _per_channel(b - m * (s * rsqrt(v + eps)), w),
-    ),
-    when=lambda x, w, s, b, m, v: _is_profitable(w, x),
-    exact=False,
-    name="batch norm of a convolution",
-)
-
-CONV_BIAS = rule(
-    _conv_bias,
-    lambda x, w, c, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
-        conv(
-            x,
-            w * _reshape_for_outputs(s * rsqrt(v + eps), w),
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
+        rule(
+            _conv_bias,
+            lambda x, w, c, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
+                conv(
+                    x,
+                    w * _reshape_for_outputs(s * rsqrt(v + eps), w),
+                    stride=stride,
+                    padding=padding,
+                    dilation=dilation,
+                    groups=groups,
+                ),
+                _per_channel((c - m) * (s * rsqrt(v + eps)) + b, w),
+            ),
+            when=lambda x, w, c, s, b, m, v, *, shape: c.ndim == 1 and tuple(shape[1:2]) == c.shape and pays(w, x),
+            exact=False,
+            name="batch norm of a convolution with bias",
         ),
-        _per_channel((c - m) * (s * rsqrt(v + eps)) + b, w),
-    ),
-    when=lambda x, w, c, s, b, m, v, *, shape: c.ndim == 1 and tuple(shape[1:2]) == c.shape and _is_profitable(w, x),
-    exact=False,
-    name="batch norm of a convolution with bias",
-)
-
-CONV_ADDED = rule(
-    _conv_added,
-    lambda x, w, c, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
-        conv(
-            x,
-            w * _reshape_for_outputs(s * rsqrt(v + eps), w),
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
+        rule(
+            _conv_added,
+            lambda x, w, c, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
+                conv(
+                    x,
+                    w * _reshape_for_outputs(s * rsqrt(v + eps), w),
+                    stride=stride,
+                    padding=padding,
+                    dilation=dilation,
+                    groups=groups,
+                ),
+                _per_channel((reshape(c, shape=(w.shape[0],)) - m) * (s * rsqrt(v + eps)) + b, w),
+            ),
+            when=lambda x, w, c, s, b, m, v: _is_per_channel(c, w) and pays(w, x),
+            exact=False,
+            name="batch norm of a convolution with a bias of its shape",
         ),
-        _per_channel((reshape(c, shape=(w.shape[0],)) - m) * (s * rsqrt(v + eps)) + b, w),
-    ),
-    when=lambda x, w, c, s, b, m, v: _is_per_channel(c, w) and _is_profitable(w, x),
-    exact=False,
-    name="batch norm of a convolution with a bias of its shape",
-)
+        rule(
+            lambda x, w, c, s, b, m, v, *, eps=1e-5: batch_norm(linear(x, w, c), s, b, m, v, eps=eps),
+            lambda x, w, c, s, b, m, v, *, eps: linear(
+                x, w * _reshape_for_outputs(s * rsqrt(v + eps), w), (c - m) * (s * rsqrt(v + eps)) + b
+            ),
+            when=lambda x, w, c, s, b, m, v: x.ndim == 2 and pays(w, x),
+            exact=False,
+            name="batch norm of a linear",
+        ),
+        rule(
+            lambda x, w, s, b, m, v, *, eps=1e-5: batch_norm(linear(x, w, None), s, b, m, v, eps=eps),
+            lambda x, w, s, b, m, v, *, eps: linear(
+                x, w * _reshape_for_outputs(s * rsqrt(v + eps), w), b - m * (s * rsqrt(v + eps))
+            ),
+            when=lambda x, w, s, b, m, v: x.ndim == 2 and pays(w, x),
+            exact=False,
+            name="batch norm of a linear without bias",
+        ),
+    ]
 
-LINEAR = rule(
-    lambda x, w, c, s, b, m, v, *, eps=1e-5: batch_norm(linear(x, w, c), s, b, m, v, eps=eps),
-    lambda x, w, c, s, b, m, v, *, eps: linear(
-        x, w * _reshape_for_outputs(s * rsqrt(v + eps), w), (c - m) * (s * rsqrt(v + eps)) + b
-    ),
-    when=lambda x, w, c, s, b, m, v: x.ndim == 2 and _is_profitable(w, x),
-    exact=False,
-    name="batch norm of a linear",
-)
 
-LINEAR_PLAIN = rule(
-    lambda x, w, s, b, m, v, *, eps=1e-5: batch_norm(linear(x, w, None), s, b, m, v, eps=eps),
-    lambda x, w, s, b, m, v, *, eps: linear(
-        x, w * _reshape_for_outputs(s * rsqrt(v + eps), w), b - m * (s * rsqrt(v + eps))
-    ),
-    when=lambda x, w, s, b, m, v: x.ndim == 2 and _is_profitable(w, x),
-    exact=False,
-    name="batch norm of a linear without bias",
-)
+class BatchNormFolding(RuleSet):
+    """The rules, which also apply where only the weights of one binding are scaled."""
 
-RULES = RuleSet("batch-norm-folding", [CONV, CONV_BIAS, CONV_ADDED, LINEAR, LINEAR_PLAIN])
+    def __init__(self) -> None:
+        super().__init__("batch-norm-folding", _rules(_is_profitable))
+        self.bound = _rules(lambda weights, data: True)
+
+    def __call__(self, graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
+        return rewrite(graph, self.bound if context.parameters_bound else self.rules)
+
+
+RULES = BatchNormFolding()
