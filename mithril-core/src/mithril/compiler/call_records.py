@@ -10,7 +10,7 @@ from operator import is_
 from typing import Any
 
 from mithril.compiler.bound_weights import rebound
-from mithril.compiler.program import BoundArrays, Program, ProgramKey
+from mithril.compiler.program import BoundArrays, Program, ProgramKey, are_entries
 from mithril.graph import Decisions, TensorType, cotangent_name
 
 CALLS = 16  # records of calls for each program that may be kept: these are small
@@ -86,11 +86,11 @@ def repeated_call(program: Program, params: Mapping[str, Any], inputs: Mapping[s
 def _call_of_binding(program: Program, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Last:
     """Return the function for calls of a program that has the parameters of one binding."""
     run: Callable[[Any, Any], Any] = getattr(program.call, "direct", program.call)
-    input_kinds = kinds(inputs)
+    input_kinds, values = kinds(inputs), tuple(params.values())
 
     def results(call_params: Any, call_inputs: Any) -> Any:
         try:
-            if call_params is not params or not are_kinds(input_kinds, call_inputs):
+            if call_params is not params or not are_entries(params, values) or not are_kinds(input_kinds, call_inputs):
                 return None
         except NO_MATCH:
             return None

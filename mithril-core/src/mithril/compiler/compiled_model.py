@@ -182,7 +182,7 @@ class CompiledModel:
                 results = None if training else self._calls.last(params, inputs)
             if results is not None:
                 return results
-        bound = self._parameters.bound if is_bound else None
+        bound = self._parameters.current() if is_bound else None
         params = params if bound is None else bound.passed
         if params is UNKNOWN and self._evaluation.needs_params(inputs):
             if not self.bind_pretrained(inputs):
@@ -259,7 +259,7 @@ class CompiledModel:
         if params is None:
             if self._parameters.bound is None and self._evaluation.needs_params(inputs):
                 self._bind_fresh(inputs)
-            bound = self._parameters.bound
+            bound = self._parameters.current()
             params = UNKNOWN if bound is None else bound.passed
         return self._evaluation.advance(params, inputs, state, bound)
 

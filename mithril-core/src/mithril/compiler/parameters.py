@@ -22,7 +22,7 @@ from mithril.backend import ALIGNMENT, Backend, EncodedWeight, PairWeight, Spars
 from mithril.compiler import weight_files
 from mithril.compiler.bound_weights import folds_parameters
 from mithril.compiler.call_records import CallRecords
-from mithril.compiler.program import BoundArrays, Compiler, Program
+from mithril.compiler.program import BoundArrays, Compiler, Program, are_entries
 from mithril.compiler.signature import array_type, missing_or_unknown
 from mithril.graph import (
     Decisions,
@@ -363,13 +363,31 @@ class Parameters:
         if self.static:
             bound = self._baked(values, params)
         elif self.folds and expected:
-            arrays = BoundArrays(self._converted("parameter", expected, values), self._converted_statistics())
-            bound = Bound(values, values, self._next_number(), arrays=arrays)
+            bound = self._folded(values, expected)
         else:
             bound = Bound(values, values)
+        self._replace(bound)
+
+    def _replace(self, bound: Bound) -> None:
         self.bound = bound
         self.passed = bound.passed
         self.calls.rebind(bound.number, bound.arrays)
+
+    def current(self) -> Bound | None:
+        """Return the binding, for whose replaced entries expressions are computed again."""
+        bound = self.bound
+        if bound is None or bound.arrays is None or are_entries(bound.values, bound.arrays.given):
+            return bound
+        expected = self.types
+        missing_or_unknown("parameter", expected, bound.values)
+        self._replace(self._folded(bound.values, expected))
+        return self.bound
+
+    def _folded(self, values: dict[str, Any], expected: Mapping[str, TensorType]) -> Bound:
+        """Return a binding for programs that read expressions of its parameters."""
+        converted = self._converted("parameter", expected, values)
+        arrays = BoundArrays(converted, self._converted_statistics(), tuple(values.values()))
+        return Bound(values, values, self._next_number(), arrays=arrays)
 
     def _bindable(self, name: str, x: Any, expected: DType) -> Any:
         """Return an array to bind; with embedded parameters, programs round it themselves, and keep the result."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import is_
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mithril.backend import Backend, LazyGraph
@@ -35,6 +36,7 @@ class BoundArrays:
 
     params: Mapping[str, Any]
     statistics: Mapping[str, Any]
+    given: tuple[Any, ...] = ()  # the parameters before conversion
     computed: dict[str, dict[str, Any]] = field(default_factory=dict)  # by fingerprint of the expressions
 
 
@@ -108,6 +110,11 @@ def assemble_of(executable: Any) -> Callable[..., Any] | None:
     return getattr(getattr(call, "jitted_call", call), "assemble", None)
 
 
+def are_entries(arrays: Mapping[str, Any], values: tuple[Any, ...]) -> bool:
+    """Whether the entries of a dictionary are these objects, in this order."""
+    return len(arrays) == len(values) and all(map(is_, arrays.values(), values))
+
+
 class CallWithWeights:
     """An executable with the weights of one binding, which take the place of the parameters of calls."""
 
@@ -123,11 +130,15 @@ class CallWithWeights:
 
     def _repeated(self, params: Any, inputs: Any, otherwise: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """Return the executable's fast path for calls with the same binding."""
-        weights = self.weights
+        weights, values = self.weights, tuple(params.values())
         fast = self.executable.repeated(weights, inputs, lambda _, call_inputs: otherwise(params, call_inputs))
-        return lambda call_params, call_inputs: (
-            fast(weights, call_inputs) if call_params is params else otherwise(call_params, call_inputs)
-        )
+
+        def call(call_params: Any, call_inputs: Any) -> Any:
+            if call_params is params and are_entries(params, values):
+                return fast(weights, call_inputs)
+            return otherwise(call_params, call_inputs)
+
+        return call
 
 
 @dataclass(eq=False, repr=False)
