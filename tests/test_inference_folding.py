@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -168,13 +169,30 @@ def test_replaced_entries_of_the_bound_parameters_count(backend):
         compiled(X)
 
 
-def test_programs_of_several_sizes_share_the_weights_of_a_binding():
-    compiled = ml.compile(network(), "c", inference=True)
-    compiled.bind(*trained(ml.compile(network(), "c", shapes=SHAPES), seed=1))
-    for rows in (1, 2):
-        compiled({"input": np.repeat(X["input"], rows, axis=0)})
+@pytest.mark.parametrize("backend", ["numpy", "c"])
+def test_programs_of_several_sizes_share_the_weights_of_a_binding(backend):
+    compiled = ml.compile(Model(Linear(64), Relu(), Linear(64)), backend, inference=True)
+    compiled.bind(ml.compile(compiled.model, backend, shapes={"input": [8, 64]}).randomize_params())
+    for rows in (8, 16):
+        compiled({"input": np.ones((rows, 64), np.float32)})
     first, second = (p.weights for p in compiled.programs)
     assert all(first[name] is second[name] for name in first)
+
+
+def test_c_holds_packed_copies_alone():
+    """Neither the results of expressions that only packed copies are made of, nor copies of old bindings, stay."""
+    compiled = ml.compile(network(), "c", shapes={"input": [1, 4, 16, 16]}, inference=True)
+    copies = []
+    for seed in (1, 2):
+        compiled.bind(*trained(compiled, seed))
+        compiled({"input": np.ones((1, 4, 16, 16), np.float32)})
+        (program,) = compiled.programs
+        packed = [x for x in program.weights.values() if x.size >= 8 * 4 * 9]
+        assert [x.ndim for x in packed] == [1, 1]
+        copies += map(weakref.ref, packed)
+        del packed
+    assert not program.request.bound.computed
+    assert [copy() is None for copy in copies] == [True, True, False, False]
 
 
 def test_a_state_with_the_bound_statistics_runs_the_folded_program():

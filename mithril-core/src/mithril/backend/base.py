@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from weakref import ref
 
@@ -278,8 +278,13 @@ class Backend(metaclass=CheckedType):
         """Return the bytes in memory of weights that a program holds in a form of its own, by name of the input."""
         return {}
 
-    def packed_weights(self, executable: Any, options: BuildOptions, weights: dict[str, Any]) -> dict[str, Any]:
-        """Return the weights of a binding in the forms that a program with ``bound`` parameters reads."""
+    def packed_weights(
+        self, executable: Any, options: BuildOptions, weights: dict[str, Any], forms: MutableMapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the weights of a binding in the forms that a program with ``bound`` parameters reads.
+
+        ``forms`` has those that other programs of this binding read, by names that the backend gives.
+        """
         return weights
 
     def reading_quantized(self, weight: EncodedWeight) -> tuple[Op, Mapping[str, Any]] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -117,13 +118,30 @@ def note_early(early: Sequence[Graph], decisions: Decisions) -> None:
 
 def rebound(program: Program, number: int, arrays: BoundArrays) -> Program:
     """Return the program with the weights of a binding."""
-    graphs = [graph.get() for graph in program.folded]
-    key = fingerprint(*(to_text(graph, origins=False) for graph in graphs))
-    if key not in arrays.computed:
-        arrays.computed[key] = _results(graphs, program, arrays)
-    weights = {**arrays.params, **arrays.computed[key]}
     request = replace(program.request, binding=number, bound=arrays)
-    return replace(program, request=request, weights=program.pack({n: weights[n] for n in program.interface.params}))
+    result = replace(program, request=request)
+    key = _key(result)
+    result.weights = program.pack(plain_weights(result), arrays.forms.setdefault(key, WeakValueDictionary()))
+    held = set(map(id, result.weights.values()))
+    if any(id(x) not in held for x in arrays.computed[key].values()):
+        del arrays.computed[key]  # the program reads other forms of them
+    return result
+
+
+def plain_weights(program: Program) -> dict[str, Any]:
+    """Return the parameters of a program by name: bound ones, and results of their expressions."""
+    arrays = program.request.bound
+    assert arrays is not None
+    key = _key(program)
+    computed = arrays.computed.get(key)
+    if computed is None:
+        computed = arrays.computed[key] = _results([graph.get() for graph in program.folded], program, arrays)
+    weights = {**arrays.params, **computed}
+    return {name: weights[name] for name in program.interface.params}
+
+
+def _key(program: Program) -> str:
+    return fingerprint(*(to_text(graph.get(), origins=False) for graph in program.folded))
 
 
 def _results(graphs: Sequence[Graph], program: Program, arrays: BoundArrays) -> dict[str, Any]:

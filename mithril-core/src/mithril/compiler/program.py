@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import is_
@@ -37,7 +37,9 @@ class BoundArrays:
     params: Mapping[str, Any]
     statistics: Mapping[str, Any]
     given: tuple[Any, ...] = ()  # the parameters before conversion
-    computed: dict[str, dict[str, Any]] = field(default_factory=dict)  # by fingerprint of the expressions
+    # by fingerprint of the expressions: results that programs read, and the forms that a backend made of weights
+    computed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    forms: dict[str, MutableMapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,13 @@ def are_entries(arrays: Mapping[str, Any], values: tuple[Any, ...]) -> bool:
     return len(arrays) == len(values) and all(map(is_, arrays.values(), values))
 
 
+Pack = Callable[[dict[str, Any], MutableMapping[str, Any]], dict[str, Any]]
+
+
+def _unchanged(weights: dict[str, Any], forms: MutableMapping[str, Any]) -> dict[str, Any]:
+    return weights
+
+
 class CallWithWeights:
     """An executable with the weights of one binding, which take the place of the parameters of calls."""
 
@@ -158,7 +167,7 @@ class Program:
     checked: IndexCheckedExecutable | None = None  # executable with run-time checks
     bucketed: BucketedExecutable | None = None  # executable that pads batches
     folded: tuple[LazyGraph, ...] = ()  # expressions of bound parameters, computed in this order
-    pack: Callable[[dict[str, Any]], dict[str, Any]] = dict  # converts weights to the forms that the program reads
+    pack: Pack = _unchanged  # converts weights to the forms that the program reads
     weights: Mapping[str, Any] | None = None  # their results and the other bound parameters, which calls do not pass
     stepped: dict[Any, Any] = field(default_factory=dict)  # interpreters by input shapes
     state_sizes: dict[Any, dict[str, Shape]] = field(default_factory=dict)  # by input shapes

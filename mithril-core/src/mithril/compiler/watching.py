@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 from mithril.backend import Backend, nbytes
+from mithril.compiler.bound_weights import plain_weights
 from mithril.compiler.interpreter import Interpreter
 from mithril.compiler.program import Program
 from mithril.graph import Graph, Node, flops
@@ -69,7 +70,8 @@ def measured(
         recorder.add("run", model.name, start, seconds, "", "call", backend=backend.name)
     stepping = [w for w in watching if w.stepped]
     if stepping:
-        operation_times(model, program, {**params, **inputs}, stepping)
+        plain = {} if program.weights is None else plain_weights(program)
+        operation_times(model, program, {**plain, **params, **inputs}, stepping)
     return results
 
 

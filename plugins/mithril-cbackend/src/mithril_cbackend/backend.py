@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any, ClassVar
@@ -141,6 +141,12 @@ class CBackend(Backend):
 
     def adopt(self, executable: Any, constants: Any) -> None:
         executable.adopt(constants)
+
+    def packed_weights(
+        self, executable: Any, options: BuildOptions, weights: dict[str, Any], forms: MutableMapping[str, Any]
+    ) -> dict[str, Any]:
+        layout = getattr(executable, "layout", None)  # a program of several backends, or of a plugin, has none
+        return weights if layout is None else layout.bound(weights, forms)
 
     def reading_quantized(self, weight: EncodedWeight) -> tuple[Op, Mapping[str, Any]] | None:
         """Return the operation that reads a matrix in blocks of a file."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -242,7 +242,9 @@ class JaxBackend(SourceBackend):
             options.decisions.record("choice", text)
         return self._holding(super().build(reduced, options), graph, weights)
 
-    def packed_weights(self, executable: Any, options: BuildOptions, weights: dict[str, Any]) -> dict[str, Any]:
+    def packed_weights(
+        self, executable: Any, options: BuildOptions, weights: dict[str, Any], forms: MutableMapping[str, Any]
+    ) -> dict[str, Any]:
         return held_weights.arranged(executable.graph, weights)
 
     def _holds(self, options: BuildOptions) -> bool:

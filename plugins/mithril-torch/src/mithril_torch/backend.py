@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -241,7 +241,9 @@ class TorchBackend(SourceBackend):
             graph = graph if gradients else with_overwritten_operands(with_lists(graph))
         return super().generate(graph, options, gradients)
 
-    def packed_weights(self, executable: Any, options: BuildOptions, weights: dict[str, Any]) -> dict[str, Any]:
+    def packed_weights(
+        self, executable: Any, options: BuildOptions, weights: dict[str, Any], forms: MutableMapping[str, Any]
+    ) -> dict[str, Any]:
         return packed_kernels.packed(executable.graph, weights) if options.fuses and self._packs(options) else weights
 
     def _packs(self, options: BuildOptions) -> bool:

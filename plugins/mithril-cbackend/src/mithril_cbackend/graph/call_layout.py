@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from mithril.backend import ALIGNMENT
 from mithril.graph import dtype as as_dtype, parse_dim
+from mithril_cbackend.graph.packings import Array, PackedParameter
 
-Array = np.ndarray[Any, Any]
 ARENA = 0  # the first slot of the table
 RUN, CALL = "run", "call"  # the functions that Python calls
 MAX_ARRAYS = 16  # arguments of ``call``
@@ -71,6 +71,20 @@ class Layout:
     constants: dict[int, Array] = field(default_factory=dict)
     updated: dict[str, str] = field(default_factory=dict)  # result -> the state in whose memory it is written
     sizes: dict[str, int] = field(default_factory=dict)  # slot of each symbolic size
+    packed: dict[PackedParameter, int] = field(default_factory=dict)  # copies of bound parameters
+
+    @property
+    def weights(self) -> list[tuple[str, int]]:
+        """The parameters that calls read, and the packed copies of bound ones."""
+        return [*self.params, *((x.name, slot) for x, slot in self.packed.items())]
+
+    def bound(self, params: Mapping[str, Any], forms: MutableMapping[str, Array]) -> dict[str, Any]:
+        """Return what calls read of bound parameters; ``forms`` has the packed copies of other programs."""
+        weights = {name: params[name] for name, _ in self.params}
+        for x in self.packed:
+            copy = forms.get(x.name)
+            weights[x.name] = forms[x.name] = at_aligned_address(x.of(params)) if copy is None else copy
+        return weights
 
     @property
     def callable(self) -> bool:
@@ -97,6 +111,7 @@ class Layout:
             "lowered": sorted(self.lowered),
             "updated": self.updated,
             "sizes": self.sizes,
+            "packed": [(asdict(x), slot) for x, slot in self.packed.items()],
             "constants": [
                 [slot, offset, x.dtype.name, x.shape]
                 for (slot, x), offset in zip(self.constants.items(), offsets, strict=True)
@@ -134,4 +149,5 @@ class Layout:
             constants,
             header["updated"],
             header["sizes"],
+            {PackedParameter.load(x): slot for x, slot in header["packed"]},
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from mithril.graph import DType, Graph, Node, TensorType, Value, dtype as as_dty
 from mithril_cbackend.graph.call_layout import at_aligned_address
 from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
 from mithril_cbackend.graph.index_ranges import IndexRanges
+from mithril_cbackend.graph.packings import Array, Pack, PackedParameter, Packing
 from mithril_cbackend.lowering.attention import attention, attention_match
 from mithril_cbackend.lowering.attention.attention_match import Attention
 from mithril_cbackend.lowering.conv import byte_convolution, direct_convolution
@@ -451,17 +451,15 @@ class FusionPlanner:
         node = kernel.anchor
         lowering = LOWERINGS.get(node.op.name)
         kernel.kind = kernel.template.__name__
-        if lowering is not None and lowering.prepare is not None and not self.machine.launches:
+        if lowering is not None and lowering.packing is not None and not self.machine.launches:
             kernel.narrow = narrow_dtype(self.graph, operand(node))
-            elements = constant_elements(self.graph, node.operands[1], node.op in (ops.matmul, ops.dot, ops.conv))
-            packed = None if elements is None else lowering.prepare(kernel, elements, self.machine)
-            if packed is not None:
-                packed = at_aligned_address(packed)
-                right = node.operands[1]
-                assert right is not None
-                kernel.prepared = {
-                    right: (Value("packed_blocks", TensorType(as_dtype(packed.dtype), packed.shape)), packed)
-                }
+            right = operand(node, 1)
+            weights = known_weights(self.graph, right, node.op in (ops.matmul, ops.dot, ops.conv))
+            pack = None if weights is None else lowering.packing(kernel, weights.elements, self.machine)
+            if weights is not None and pack is not None:
+                packed = pack(weights.elements)
+                value = Value("packed_blocks", TensorType(as_dtype(packed.dtype), packed.shape))
+                kernel.prepared = {right: (value, weights.packed_later(pack) or at_aligned_address(packed))}
         if lowering is not None and lowering.scratch is not None and kernel.template not in self.machine.templates:
             kernel.scratch = lowering.scratch(kernel, self.machine)
         for k, v in enumerate(node.operands):
@@ -514,20 +512,45 @@ def narrow_dtype(graph: Graph, value: Value) -> DType:
     return value.dtype
 
 
-def constant_elements(graph: Graph, value: Value | None, casts: bool = False) -> np.ndarray[Any, Any] | None:
-    """Return the elements of a constant or of its transpose, or None if the value is not constant.
+@dataclass(frozen=True)
+class KnownWeights:
+    """The elements of a constant or of its transpose; zeros stand for those of a parameter that is bound later."""
 
-    With ``casts``, also those of a narrower constant that is converted without loss.
+    elements: Array
+    axes: tuple[int, ...]  # the axes of the constant or parameter, in the order of the elements
+    parameter: str | None = None
+
+    def packed_later(self, pack: Pack) -> PackedParameter | None:
+        """Return the copy to make when the parameter is bound, None for a constant."""
+        if self.parameter is None:
+            return None
+        assert isinstance(pack, Packing)  # others pack bytes, which only constants are
+        return PackedParameter(self.parameter, self.axes, pack)
+
+
+def known_weights(graph: Graph, value: Value, casts: bool = False) -> KnownWeights | None:
+    """Return a constant or bound parameter, or its transpose; None if the value is neither.
+
+    With ``casts``, also a narrower one that is converted without loss.
     """
-    assert value is not None
     producer = graph.producers.get(value)
     if producer is not None and producer.op is ops.transpose:
-        elements = constant_elements(graph, producer.operands[0], casts)
-        return None if elements is None else elements.transpose(producer.attributes["perm"])
+        weights = known_weights(graph, operand(producer), casts)
+        if weights is None:
+            return None
+        order = producer.attributes["perm"]
+        return replace(weights, elements=weights.elements.transpose(order), axes=tuple(weights.axes[k] for k in order))
     if casts and producer is not None and producer.op is ops.cast and fuses_into_matmul_operand(producer):
-        return constant_elements(graph, producer.operands[0], casts)
+        return known_weights(graph, operand(producer), casts)
     source = graph.input_of.get(value)
-    return None if source is None or source.role != "constant" else np.asarray(source.data)
+    if source is None:
+        return None
+    axes = tuple(range(value.ndim))
+    if source.role == "constant":
+        return KnownWeights(np.asarray(source.data), axes)
+    if not source.tags.get("bound") or not value.dtype.is_float or not value.type.is_static:
+        return None
+    return KnownWeights(np.broadcast_to(np.zeros((), value.dtype.numpy), value.shape), axes, source.name)
 
 
 def affine_reshape(shape: tuple[int, ...], target_shape: tuple[int, ...]) -> bool:

@@ -67,6 +67,8 @@ def fields(program: Program) -> dict[int, Field]:
         add(slot, f"result_{identifier(name)}", ARGUMENTS[value.dtype.name])
     for k, (slot, array) in enumerate(program.constants.items()):
         add(slot, f"constant_{k}", f"const {ARGUMENTS[as_dtype(array.dtype).name]}")
+    for k, (packed, slot) in enumerate(program.packed.items()):
+        add(slot, f"packed_{k}_{identifier(packed.parameter)}", "const void")
     for name, slot in program.sizes.items():
         add(slot, f"size_{identifier(name)}", "int64_t", is_address=False)
     for value, slot in program.places.items():

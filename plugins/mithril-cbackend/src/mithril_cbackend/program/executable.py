@@ -131,7 +131,7 @@ class Executable:
             self.table[slot] = array.ctypes.data
         self.slots = self.table.data
         self.address = self.table.ctypes.data
-        self.params, self.inputs = layout.params, layout.inputs
+        self.params, self.inputs = layout.weights, layout.inputs
         self.results = [ResultBuffer(*row) for row in layout.results]
         self.get_params = key_getter([name for name, _ in self.params])
         self.bound: tuple[Any, ...] = (None,) * len(self.params)  # parameters whose addresses are in the table

@@ -18,6 +18,7 @@ from mithril.graph import Dim, Graph, Node, Registry, TensorType, Value, dtype a
 from mithril_cbackend import tir as t
 from mithril_cbackend.graph.call_layout import ARENA, Layout, at_aligned_address
 from mithril_cbackend.graph.fusion import FusionPlan, Step, group
+from mithril_cbackend.graph.packings import PackedParameter
 from mithril_cbackend.lowering.element.element_reader import shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
@@ -139,6 +140,8 @@ class Program:
     sizes: dict[str, int] = field(default_factory=dict)  # slot of each symbolic size
     places: dict[Value, int] = field(default_factory=dict)  # slot of each address that depends on sizes
     steps: Graph | None = None  # from which the memory plan for sizes is computed
+    packed: dict[PackedParameter, int] = field(default_factory=dict)  # copies of bound parameters, with their slots
+    unread: frozenset[str] = frozenset()  # bound parameters of which only these copies are read
 
     @property
     def fallbacks(self) -> frozenset[str]:
@@ -160,7 +163,7 @@ class Program:
         return Layout(
             0 if self.sizes else self.arena,
             self.slots,
-            [(i.name, slot) for i, slot in arguments if i.role == "param"],
+            [(i.name, slot) for i, slot in arguments if i.role == "param" and i.name not in self.unread],
             [(i.name, slot) for i, slot in arguments if i.role != "param"],
             [
                 (name, slot, shape_of(v), v.dtype.name)
@@ -171,6 +174,7 @@ class Program:
             self.constants,
             {name: updated[v] for (name, _), v in zip(self.results, graph.outputs, strict=True) if v in updated},
             self.sizes,
+            self.packed,
         )
 
 
@@ -187,6 +191,8 @@ class ProgramEmitter:
         self.names: dict[str, str] = {}
         self.constants: dict[int, np.ndarray[Any, Any]] = {}
         self.constant_slots: dict[int, int] = {}
+        self.packed: dict[PackedParameter, int] = {}  # with their slots
+        self.unread: frozenset[str] = frozenset()  # bound parameters of which only packed copies are read
         self.host_steps: list[HostStep] = []
         self.failures: list[BaseException] = []  # of the host steps of one run
         self.calls = 0
@@ -221,6 +227,8 @@ class ProgramEmitter:
             self.sizes,
             self.places,
             self.top.steps,
+            self.packed,
+            self.unread,
         )
 
     # -- a region -------------------------------------------------------------------------------------------------
@@ -234,6 +242,9 @@ class ProgramEmitter:
         for i in region.graph.with_role("constant"):
             if i.value in read:  # otherwise only its packed copy is used
                 locations[i.value] = Location(self.constant(i.data))
+        if region is self.top:
+            bound = [i for i in self.graph.with_role("param") if i.tags.get("bound")]
+            self.unread = frozenset(i.name for i in bound if i.value not in read)
         for v, buffer in region.plan.buffer_of.items():
             if self.sizes:
                 self.places[v] = self.slot()
@@ -251,7 +262,8 @@ class ProgramEmitter:
         for step in region.fused.steps:
             if isinstance(step, Kernel):
                 for v, data in step.prepared.values():
-                    locations[v] = Location(self.constant(data))
+                    slot = self.packed_slot(data) if isinstance(data, PackedParameter) else self.constant(data)
+                    locations[v] = Location(slot)
                 self.call(step, [location(v) for v in step.parameters])
             else:
                 CONTROL.get(step.node.op.name, host_call)(
@@ -274,6 +286,11 @@ class ProgramEmitter:
             # Reading more than the cache holds takes the time of the memory, wherever vectors begin.
             self.constants[slot] = at_aligned_address(data) if data.nbytes <= self.machine.cache else data
         return slot
+
+    def packed_slot(self, packed: PackedParameter) -> int:
+        if packed not in self.packed:
+            self.packed[packed] = self.slot()
+        return self.packed[packed]
 
     # -- calls ----------------------------------------------------------------------------------------------------
     def call(self, kernel: Kernel, locations: list[Location]) -> None:

@@ -17,7 +17,7 @@ from mithril.graph import Builder, Graph, Input, Node, Value, float32, iterate
 from mithril.passes import random_arguments
 from mithril.system import Store, fingerprint, package_version_key, time_interleaved
 from mithril_cbackend.compile_target import CompileTarget
-from mithril_cbackend.graph.fusion import constant_elements
+from mithril_cbackend.graph.fusion import known_weights
 from mithril_cbackend.lowering.conv import direct_convolution
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Machine
@@ -176,7 +176,7 @@ def single(graph: Graph, node: Node) -> Graph:
         for k, v in enumerate(node.operands):
             assert v is not None
             operands.append(b.input(f"x{k}", shape_of(v), v.dtype))
-            if k == 1 and constant_elements(graph, v) is not None:
+            if k == 1 and known_weights(graph, v) is not None:
                 constants.add(f"x{k}")
         results = b.emit(node.op, operands, node.attributes)
     single_graph = b.build({"y": results[0]})

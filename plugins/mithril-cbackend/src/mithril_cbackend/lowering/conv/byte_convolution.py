@@ -9,12 +9,14 @@ one group each. Sums are stored through the epilogue, channel by channel.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mithril.graph import TensorType, Value, int8, uint32
 from mithril_cbackend import tir as t
+from mithril_cbackend.graph.packings import Pack
 from mithril_cbackend.lowering.conv import byte_copies
 from mithril_cbackend.lowering.conv.byte_plan import Plan, may_exceed
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
@@ -30,9 +32,13 @@ from mithril_cbackend.lowering.matmul.microkernel import count
 PIXELS = [[0, 1, 2], [3]]  # axes that are one if nothing is broadcast along only some of them
 
 
-def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any]:
-    """Return the packed blocks of constant weights: [packed blocks][runs][int8x4 groups][columns] int8x4 groups."""
-    plan = plan_of(kernel, machine)
+def packing(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) -> Pack:
+    """Return the function that packs constant weights."""
+    return partial(packed, plan_of(kernel, machine))
+
+
+def packed(plan: Plan, weights: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the packed blocks of weights: [packed blocks][runs][int8x4 groups][columns] int8x4 groups."""
     per, weights = plan.use.per, weights.view(np.uint16) if weights.itemsize == 2 else weights
     height, width, group, channels = weights.shape
     spread = np.zeros((plan.packed_blocks, height, width, plan.span * per, plan.columns), weights.dtype)
@@ -67,7 +73,7 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     return [*copied, *int8x4_products.sums(plan.use, plan.rows * plan.columns, machine)]
 
 
-@lowers(conv_int8x4, is_producer=True, scratch=scratch, prepare=prepared, computes_terms=True)
+@lowers(conv_int8x4, is_producer=True, scratch=scratch, packing=packing, computes_terms=True)
 def byte_convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``c.conv_int8x4``."""
     frame = KernelBuilder(kernel, name, machine)

@@ -16,6 +16,7 @@ import numpy as np
 from mithril import ops
 from mithril.graph import Node, TensorType, Value, attributes_text, float32, is_static
 from mithril_cbackend import tir as t
+from mithril_cbackend.graph.packings import Packing
 from mithril_cbackend.lowering.conv import (
     conv_weight_grad,
     im2col,
@@ -224,19 +225,16 @@ def buffers(node: Node, machine: Machine, constant_weights: bool) -> list[Value]
     return scratch
 
 
-def prepared(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
-    """Return constant kernels in the order in which the plan reads them, or None if that is their own order."""
+def packing(kernel: Kernel, weights: np.ndarray[Any, Any], machine: Machine) -> Packing | None:
+    """Return the order in which the plan reads constant kernels, or None if that is their own."""
     node = kernel.anchor
     if not is_supported(node) or node.op is not ops.conv or weights.dtype != operand(node, 1).dtype.numpy:
         return None
-    groups = node.attributes["groups"]
     plan = cheaper_plan(kernel, machine, True)
     if plan is not None:
         assert isinstance(plan, Dense)
-        return plan.prepared(weights, machine)
-    out_channels, depth = weights.shape[0] // groups, math.prod(weights.shape[1:])
-    rows = _rows(node)
-    return np.asarray(weights.reshape(groups * out_channels // rows, rows, depth).swapaxes(1, 2), order="C").reshape(-1)
+        return plan.packing(machine)
+    return Packing("tiles", (node.attributes["groups"], _rows(node)))
 
 
 def _buffer(name: str, size: int) -> Value:
@@ -244,7 +242,7 @@ def _buffer(name: str, size: int) -> Value:
 
 
 # -- forward, and the gradient of the image -----------------------------------------------------------------------
-@lowers(ops.conv, ops.conv_input_grad, is_producer=True, scratch=scratch, prepare=prepared)
+@lowers(ops.conv, ops.conv_input_grad, is_producer=True, scratch=scratch, packing=packing)
 def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``conv`` and ``conv_input_grad``."""
     node = kernel.anchor

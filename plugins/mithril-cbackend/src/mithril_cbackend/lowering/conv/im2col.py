@@ -13,11 +13,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from mithril import ops
 from mithril.graph import Node, TensorType, Value, float32, is_static
 from mithril_cbackend import tir as t
+from mithril_cbackend.graph.packings import Packing
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles, stream_cycles
 from mithril_cbackend.lowering.conv.image_blocks import (
     TARGETS,
@@ -47,8 +46,6 @@ from mithril_cbackend.lowering.matmul.microkernel import (
     count,
     multiply,
     multiply_tile,
-    pack,
-    pack_rows,
     tile_for,
     tiles,
 )
@@ -162,13 +159,12 @@ class Plan:
         }
         return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
 
-    def prepared(self, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
-        """Pack constant kernels into packed blocks of channels, or return None if they are read unpacked."""
-        matrices, tile = weights.reshape(self.groups, self.out_channels, self.depth), self.tile(machine)
+    def packing(self, machine: Machine) -> Packing:
+        """Return the order of constant kernels: packed blocks of channels, or tiles of rows."""
+        tile = self.tile(machine)
         if self.by_channel:
-            return np.concatenate([pack(m.T, tile.columns) for m in matrices])
-        blocks = [range(k, min(k + self.block, self.depth)) for k in range(0, self.depth, self.block)]
-        return np.concatenate([pack_rows(m[:, b.start : b.stop], tile.rows) for m in matrices for b in blocks])
+            return Packing("channels", (self.groups, tile.columns))
+        return Packing("rows", (self.groups, self.block, tile.rows))
 
     def write(self, frame: KernelBuilder, first: int = 0) -> None:
         """Write the loops; their buffers are those of the kernel from ``first`` on."""

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from mithril import ops
 from mithril.graph import Node, TensorType, Value, float32, is_static
 from mithril_cbackend import tir as t
+from mithril_cbackend.graph.packings import Packing
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles, stream_cycles
 from mithril_cbackend.lowering.conv.image_blocks import (
     Name,
@@ -35,13 +34,12 @@ from mithril_cbackend.lowering.element.element_reader import operand, shape_of, 
 from mithril_cbackend.lowering.element.elementwise import aligned_values, inner_loop, merge
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
-from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, count, multiply, pack, tile_for
+from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, count, multiply, tile_for
 
 SIDE = 4  # side of an input tile, in pixels
 POINTS = SIDE * SIDE
 TARGETS = (16, 32, 64)  # tiles of a block of symbolic images: with room for more, constant strides are long
 Numbers = list[t.Expr]
-KERNEL = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 
 
 @dataclass(frozen=True)
@@ -151,12 +149,9 @@ class Plan:
         }
         return [Value(n, TensorType(float32, (size,))) for n, size in sizes.items()]
 
-    def prepared(self, weights: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any]:
-        """Transform constant kernels into packed blocks: [packed block, point, image channel, channel]."""
-        transformed = np.einsum("ia,jb,mcab->ijcm", KERNEL, KERNEL, weights.astype(np.float64)).astype(np.float32)
-        columns, shape = self.tile(machine).columns, (POINTS, self.inner, self.out_channels)
-        packed = [pack(m, columns).reshape(-1, self.inner, columns) for m in transformed.reshape(shape)]
-        return np.asarray(np.stack(packed, axis=1), order="C").reshape(-1)
+    def packing(self, machine: Machine) -> Packing:
+        """Return the order of constant kernels, which are transformed in advance."""
+        return Packing("winograd", (self.tile(machine).columns,))
 
     def write(self, frame: KernelBuilder, first: int = 0) -> None:
         """Write the loops; their buffers are those of the kernel from ``first`` on."""

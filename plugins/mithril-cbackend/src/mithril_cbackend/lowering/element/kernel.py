@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from mithril import ops
 from mithril.graph import DType, Node, Op, Registry, Value, attributes_text, symbols
+from mithril_cbackend.graph.packings import Array, Pack, PackedParameter
 
 # operations left out of kernel names
 SILENT = (ops.constant, ops.full, ops.broadcast_to, ops.reshape, ops.barrier, ops.cast, ops.size_value)
 Template = Callable[["Kernel", str, Any], Any]
 
 
-Prepared = tuple[Value, np.ndarray[Any, Any]]  # a value that no node produces, and its elements
+# a value that no node produces, and its elements, or how they are computed when parameters are bound
+Prepared = tuple[Value, Array | PackedParameter]
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class Kernel:
     anchor: Node  # the node that decides how the kernel is scheduled
     inputs: list[Value] = field(default_factory=list)  # stored values that the kernel reads
     scratch: list[Value] = field(default_factory=list)  # additional buffers of the template
-    prepared: dict[Value, Prepared] = field(default_factory=dict)  # operand of the anchor -> its packed constant
+    prepared: dict[Value, Prepared] = field(default_factory=dict)  # operand of the anchor -> its packed copy
     kind: str = ""
     narrow: DType | None = None  # the dtype that the anchor's first operand was widened from without loss, if any
     in_bounds: frozenset[Node] = frozenset()  # gathers whose positions are known to be within bounds
@@ -114,7 +114,7 @@ class Lowering:
     is_producer: bool  # supports an epilogue of element-wise operations
     reads_once: bool  # reads each element of the operand once, so that its producers can be fused
     scratch: Callable[[Kernel, Any], list[Value]] | None
-    prepare: Callable[[Kernel, np.ndarray[Any, Any], Any], np.ndarray[Any, Any] | None] | None
+    packing: Callable[[Kernel, Array, Any], Pack | None] | None
     computes_terms: bool = False  # the epilogue computes its other operands, such as dequantized bytes
 
 
@@ -126,13 +126,13 @@ def lowers(
     is_producer: bool = False,
     reads_once: bool = False,
     scratch: Any = None,
-    prepare: Any = None,
+    packing: Any = None,
     computes_terms: bool = False,
 ) -> Callable[[Template], Template]:
-    """Register a template for operations. `prepare` packs a constant second operand."""
+    """Register a template for operations. ``packing`` returns how a known second operand is packed."""
 
     def register(template: Template) -> Template:
-        LOWERINGS(*ops)(Lowering(template, is_producer, reads_once, scratch, prepare, computes_terms))
+        LOWERINGS(*ops)(Lowering(template, is_producer, reads_once, scratch, packing, computes_terms))
         return template
 
     return register

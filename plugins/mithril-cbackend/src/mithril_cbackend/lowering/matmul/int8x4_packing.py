@@ -9,21 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder
-from mithril_cbackend.lowering.matmul.microkernel import Matrix, count
-
-
-def pack(matrix: np.ndarray[Any, Any], columns: int, depth: int) -> np.ndarray[Any, Any]:
-    """Pack a [k, n] constant of 1- or 2-byte elements into packed blocks of ``depth`` int8x4 groups, as uint32."""
-    k, n = matrix.shape
-    per = 4 // matrix.itemsize
-    padded = np.zeros((depth * per, count(n, columns) * columns), matrix.dtype)
-    padded[:k, :n] = matrix
-    int8x4s = padded.reshape(depth, per, -1, columns).transpose(2, 0, 3, 1)
-    return np.asarray(int8x4s, order="C").reshape(-1).view(np.uint32)
+from mithril_cbackend.lowering.matmul.microkernel import Matrix
 
 
 class PackedBlockCopy:

@@ -15,6 +15,7 @@ import numpy as np
 
 from mithril.graph import DType, Node, TensorType, Value, bfloat16, float32, int8, int32, uint8, uint32
 from mithril_cbackend import tir as t
+from mithril_cbackend.graph.packings import Packing
 from mithril_cbackend.lowering.element.element_reader import Index, typical
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
@@ -129,15 +130,12 @@ def form(kernel: Kernel, product: Product, machine: Machine) -> Int8x4Product | 
     return None if use is None else Int8x4Product(product, left, use, packed)
 
 
-def prepared(kernel: Kernel, product: Product, right: np.ndarray[Any, Any], machine: Machine) -> Any:
-    """Return the packed blocks of a constant [k, n] operand, or None if the product is not one of int8x4 groups."""
+def packing(kernel: Kernel, product: Product, right: np.ndarray[Any, Any], machine: Machine) -> Packing | None:
+    """Return the order of a constant [k, n] operand, or None if the product is not one of int8x4 groups."""
     dtype = bfloat16 if right.dtype == bfloat16.numpy else int8 if _is_int8(right) else None
     kind = kind_of(product, kernel.narrow, dtype) if typical(product.work) * 8 >= MIN_PRODUCTS else None
     use = instructions(kind, machine) if kind is not None else None
-    if use is None:
-        return None
-    elements = right.view(np.uint16) if kind == PAIRS else right.astype(np.int8)
-    return int8x4_packing.pack(elements, columns_of(use), depth_of(product.k, use))
+    return None if use is None else Packing("int8x4", (columns_of(use), depth_of(product.k, use)))
 
 
 def _is_int8(elements: np.ndarray[Any, Any]) -> bool:

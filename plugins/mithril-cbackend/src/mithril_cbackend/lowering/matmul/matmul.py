@@ -17,6 +17,7 @@ import numpy as np
 from mithril import ops
 from mithril.graph import Node, TensorType, Value
 from mithril_cbackend import tir as t
+from mithril_cbackend.graph.packings import Packing
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
@@ -30,7 +31,6 @@ from mithril_cbackend.lowering.matmul.microkernel import (
     copy_packed_block,
     count,
     multiply_tile,
-    pack,
     tile_for,
     tiles,
 )
@@ -154,21 +154,21 @@ def result_for_sums(kernel: Kernel, product: Product) -> Value | None:
     return next(fits, None)
 
 
-def prepared(kernel: Kernel, right: np.ndarray[Any, Any], machine: Machine) -> np.ndarray[Any, Any] | None:
-    """Return the packed blocks of a constant right operand, or None if they are unused."""
+def packing(kernel: Kernel, right: np.ndarray[Any, Any], machine: Machine) -> Packing | None:
+    """Return the order in which a constant right operand is packed, or None if it is read unpacked."""
     product = product_of(kernel.anchor)
     if product is None or product.batch or product.transposed or right.ndim != 2:
         return None
-    int8x4s = int8x4_products.prepared(kernel, product, right, machine)
+    int8x4s = int8x4_products.packing(kernel, product, right, machine)
     if int8x4s is not None:
-        return int8x4s  # type: ignore[no-any-return]
+        return int8x4s
     if right.dtype != product.right.value.dtype.numpy:
         return None  # converted where it is read
-    return pack(right, plan_of(product, kernel, machine).tile.columns)
+    return Packing("columns", (plan_of(product, kernel, machine).tile.columns,))
 
 
 @lowers(ops.dot, is_producer=True)
-@lowers(ops.matmul, is_producer=True, prepare=prepared)
+@lowers(ops.matmul, is_producer=True, packing=packing)
 def matmul(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``matmul`` and ``dot``."""
     product = product_of(kernel.anchor)

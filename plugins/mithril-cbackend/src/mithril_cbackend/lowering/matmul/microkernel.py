@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from mithril.graph import DType, float32
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element import storage_dtypes
@@ -60,14 +58,6 @@ def tile_for(m: Any, n: Any, machine: Machine, bits: int = 32) -> Tile:
 def count(n: int, columns: int) -> int:
     """Return the number of parts of ``columns`` that hold ``n``, which may be symbolic."""
     return (n + (columns - 1)) // columns
-
-
-def pack(matrix: np.ndarray[Any, Any], columns: int) -> np.ndarray[Any, Any]:
-    """Pack a [k, n] constant at compile time as ``copy_packed_block`` does, with zeros after the last column."""
-    k, n = matrix.shape
-    padded = np.zeros((k, count(n, columns) * columns), matrix.dtype)
-    padded[:, :n] = matrix
-    return np.asarray(padded.reshape(k, -1, columns).swapaxes(0, 1), order="C").reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -182,13 +172,6 @@ class PackedRows:
     def offset(self, row: Any, rows: int, k: Any) -> Any:
         """Return the position of element k of the tile that begins at ``row``; those of its rows follow each other."""
         return self.start + row * self.depth + k * rows
-
-
-def pack_rows(matrix: np.ndarray[Any, Any], rows: int) -> np.ndarray[Any, Any]:
-    """Pack a [m, k] constant as ``PackedRows`` reads it, in tiles of ``rows``; the last tile can have fewer."""
-    full = len(matrix) // rows * rows
-    tiles = matrix[:full].reshape(-1, rows, matrix.shape[1]).swapaxes(1, 2)
-    return np.concatenate([tiles.reshape(-1), matrix[full:].T.reshape(-1)])
 
 
 @dataclass(frozen=True)
