@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from operator import is_
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -125,29 +125,34 @@ def _unchanged(weights: dict[str, Any], forms: MutableMapping[str, Any]) -> dict
 
 
 class CallWithWeights:
-    """An executable with the weights of one binding, which take the place of the parameters of calls."""
+    """An executable with the weights of one binding, which take the place of the parameters of calls.
+
+    Nothing refers to it in a cycle: an old binding is freed at once.
+    """
 
     def __init__(self, executable: Any, weights: Mapping[str, Any]) -> None:
         run = getattr(executable, "direct", executable)
-        self.executable, self.weights = executable, weights
         self.direct: Callable[[Any, Any], Any] = lambda params, inputs: run(weights, inputs)
         if hasattr(executable, "repeated"):
-            self.repeated = self._repeated
+            self.repeated = partial(_repeated, executable.repeated, weights)
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
         return self.direct(params, inputs)
 
-    def _repeated(self, params: Any, inputs: Any, otherwise: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Return the executable's fast path for calls with the same binding."""
-        weights, values = self.weights, tuple(params.values())
-        fast = self.executable.repeated(weights, inputs, lambda _, call_inputs: otherwise(params, call_inputs))
 
-        def call(call_params: Any, call_inputs: Any) -> Any:
-            if call_params is params and are_entries(params, values):
-                return fast(weights, call_inputs)
-            return otherwise(call_params, call_inputs)
+def _repeated(
+    repeated: Any, weights: Mapping[str, Any], params: Any, inputs: Any, otherwise: Callable[[Any, Any], Any]
+) -> Callable[[Any, Any], Any]:
+    """Return the fast path of an executable for calls with the same binding."""
+    values = tuple(params.values())
+    fast = repeated(weights, inputs, lambda _, call_inputs: otherwise(params, call_inputs))
 
-        return call
+    def call(call_params: Any, call_inputs: Any) -> Any:
+        if call_params is params and are_entries(params, values):
+            return fast(weights, call_inputs)
+        return otherwise(call_params, call_inputs)
+
+    return call
 
 
 @dataclass(eq=False, repr=False)
