@@ -220,3 +220,10 @@ def test_files_of_gguf_have_the_parameters_of_the_model(tmp_path):
     compiled.export(tmp_path / "model.gguf")
     loaded = ml.load(tmp_path / "model.gguf")
     np.testing.assert_allclose(output(loaded, X), expected_output, rtol=1e-3)
+
+
+@pytest.mark.parametrize("way", ["inference", "static_inference"])
+def test_options_that_the_backend_refuses_are_refused_at_once(way):
+    options = {way: True, "cpu_options": {"cpu": "znver55"}}
+    with pytest.raises(ml.OptionError, match="unknown CPU 'znver55' in cpu_options"):
+        ml.compile(network(), "c", shapes=SHAPES, **options)

@@ -327,7 +327,7 @@ class CompiledModel:
         If shapes of parameters depend on inputs of unknown shape, the first call checks them. ``release=True`` moves
         the arrays out of ``params`` to a temporary file one by one, and maps it: only packed weights stay in memory.
         With ``inference=True`` expressions of parameters alone are computed here and not in calls, so that arrays that
-        change afterwards have to be bound again.
+        change in place afterwards have to be bound again.
         """
         self._parameters.bind(params, state, release=release)
         return self

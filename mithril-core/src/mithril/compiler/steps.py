@@ -14,7 +14,7 @@ from os import PathLike
 from typing import Any
 
 from mithril import plugins
-from mithril.backend import Backend, LazyGraph, checked
+from mithril.backend import Backend, BuildOptions, LazyGraph, checked
 from mithril.compiler.batch_buckets import Buckets, find_buckets
 from mithril.compiler.bound_weights import marked, note_early, rebound, split_off
 from mithril.compiler.builder import Builder
@@ -118,6 +118,7 @@ def _prepare(compiled: CompiledModel, compiler: ModelCompiler) -> None:
     assumed = [name for name in types if specs[name].dtype is None]
     try:
         if compiled.awaits_parameters(types):
+            backend.check_options(BuildOptions(settings))
             request = compiled.defer(types)
             if settings["static_inference"]:
                 # raise errors now; parameters come later
@@ -221,7 +222,9 @@ class ModelCompiler:
             if stored is None:
                 early: list[Graph] = []
                 with self.session.deadline:
-                    self._lowered(request, early)
+                    late = self._lowered(request, early)
+                if not self.session.settings["backend_map"]:
+                    self.session.backend.check(late)
                 stored = bool(early)
                 if cache is not None and key_of_entry is not None:
                     cache.save_folds(key_of_entry, stored)

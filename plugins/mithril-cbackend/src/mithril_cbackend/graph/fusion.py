@@ -455,6 +455,8 @@ class FusionPlanner:
             kernel.narrow = narrow_dtype(self.graph, operand(node))
             right = operand(node, 1)
             weights = known_weights(self.graph, right, node.op in (ops.matmul, ops.dot, ops.conv))
+            if weights is not None and weights.parameter is not None and has_plan_by_size(node):
+                weights = None  # packed kernels suit one plan
             pack = None if weights is None else lowering.packing(kernel, weights.elements, self.machine)
             if weights is not None and pack is not None:
                 packed = pack(weights.elements)
@@ -470,6 +472,11 @@ class FusionPlanner:
 def is_producer(node: Node) -> bool:
     lowering = LOWERINGS.get(node.op.name)
     return lowering is not None and lowering.is_producer
+
+
+def has_plan_by_size(node: Node) -> bool:
+    """Whether a convolution of images of open sizes selects its plan when it runs."""
+    return node.op is ops.conv and not operand(node).type.is_static
 
 
 def reads_narrow(kernel: Kernel) -> bool:
@@ -550,7 +557,7 @@ def known_weights(graph: Graph, value: Value, casts: bool = False) -> KnownWeigh
         return KnownWeights(np.asarray(source.data), axes)
     if not source.tags.get("bound") or not value.dtype.is_float or not value.type.is_static:
         return None
-    return KnownWeights(np.broadcast_to(np.zeros((), value.dtype.numpy), value.shape), axes, source.name)
+    return KnownWeights(np.broadcast_to(np.zeros((), value.dtype.numpy), shape_of(value)), axes, source.name)
 
 
 def affine_reshape(shape: tuple[int, ...], target_shape: tuple[int, ...]) -> bool:

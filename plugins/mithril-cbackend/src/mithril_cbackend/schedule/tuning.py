@@ -22,6 +22,7 @@ from mithril_cbackend.lowering.conv import direct_convolution
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.matmul import matmul, matmul_form
+from mithril_cbackend.program.executable import Executable
 from mithril_cbackend.schedule.schedules import Schedules, kind
 from mithril_tools.tuning_cache import machine as this_machine
 
@@ -31,7 +32,7 @@ SECONDS = 0.1  # per operation
 MARGIN = 0.03  # fraction of the time; smaller gains are noise
 DEFAULT = ""  # the schedule that the template selects
 PRODUCTS, CONVOLUTIONS = (ops.matmul, ops.dot), (ops.conv, ops.conv_input_grad)
-Compile = Callable[[Graph, Machine, CompileTarget], Callable[..., Mapping[str, Any]]]
+Compile = Callable[[Graph, Machine, CompileTarget], Executable]
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,7 @@ class Call:
     def __init__(self, graph: Graph, machine: Machine, compiled: Compile) -> None:
         self.executable = compiled(graph, machine, CompileTarget())
         self.inputs = random_arguments(graph)
+        self.weights = self.executable.layout.bound(self.inputs, {})
 
     def __call__(self) -> Mapping[str, Any]:
-        return self.executable(self.inputs, self.inputs)
+        return self.executable(self.weights, self.inputs)
