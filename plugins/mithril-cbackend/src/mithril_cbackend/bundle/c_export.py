@@ -161,10 +161,10 @@ def program_of(compiled: CompiledModel) -> Executable:
             hint="pass shapes=, where None is any size, or call the model once",
         )
     program = compiled.programs[-1]
-    plain = compiled.program_with_params() if program.request.bound is not None else None
-    executable = (plain or program).executable
-    if isinstance(executable, Executable):
-        return executable
+    if isinstance(program.executable, Executable) and program.request.bound is not None:
+        program = compiled.program_with_params() or program
+    if isinstance(program.executable, Executable):
+        return program.executable
     if "mobile" in compiled.backend.capabilities.families and resolve_target(compiled.options).arch is not None:
         return for_mobile(compiled)
     raise UnsupportedError(
