@@ -6,7 +6,8 @@ The parts are ``channels``, chains of convolutions, channels first over channels
 ``weights``, a perceptron over code typed by hand whose weights are stored transposed, with weights as arguments, bound,
 and embedded by ``static_inference``; ``images``, ResNet-18 over code typed by hand with channels last throughout, in
 the same three ways; ``mlx`` and ``resnet``, the gains of the pass ``channels-last``; ``formats``, the option
-``memory_format`` over a program without it, with weights bound and embedded.
+``memory_format`` over a program without it, with weights bound and embedded; ``inference``, three networks with their
+weights bound, ``inference=True`` and without it, over ``static_inference``.
 """
 
 from __future__ import annotations
@@ -340,8 +341,46 @@ def formats() -> None:
                 print(f"  {title} on {name}, {'embedded' if is_static else 'bound'}: {ratios}", flush=True)
 
 
+def networks() -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Return a perceptron, a network of batch norms with residuals and an encoder, with the shapes of their inputs."""
+    from mithril import models as m
+
+    blocks = []
+    for _ in range(4):
+        convolutions = [m.Conv2d(32, 32, 3, padding=1, bias=False) for _ in range(2)]
+        inner = m.Model(convolutions[0], m.BatchNorm2d(32), m.Relu(), convolutions[1], m.BatchNorm2d(32))
+        blocks += [m.Residual(inner), m.Relu()]
+    first = (m.Conv2d(3, 32, 3, padding=1), m.BatchNorm2d(32), m.Relu())
+    linears = [layer for _ in range(4) for layer in (m.Linear(512), m.Gelu())]
+    return {
+        "perceptron": (m.Model(*linears, m.Linear(10)), (16, 512)),
+        "images": (m.Model(*first, *blocks, m.GlobalAvgPool2d(), m.Flatten(), m.Linear(10)), (1, 3, 32, 32)),
+        "encoder": (m.Model(*[m.TransformerEncoderLayer(128, 4, 512) for _ in range(4)]), (1, 64, 128)),
+    }
+
+
+def inference() -> None:
+    """Times with bound weights over those with embedded ones."""
+    import mithril as ml
+
+    for title, (model, shape) in networks().items():
+        x = RNG.normal(size=shape).astype(np.float32)
+        for name in ("numpy", "torch", "jax", "mlx", "c", "ggml"):
+            ways = {}
+            for way in ("plain", "inference", "static_inference"):
+                compiled = ml.compile(
+                    model, name, shapes={"input": list(shape)}, **({} if way == "plain" else {way: True})
+                )
+                compiled.bind(compiled.randomize_params(0))
+                image, backend = {"input": compiled.backend.array(x)}, compiled.backend
+                ways[way] = lambda c=compiled, i=image, b=backend: b.synchronize(c(i))
+            times = interleaved(ways, 4, clock=time.process_time)
+            ratios = ", ".join(f"{w} {times[w] / times['static_inference']:.2f}" for w in ("plain", "inference"))
+            print(f"  {title} on {name}: {ratios} ({times['static_inference'] * 1e3:.2f} ms)", flush=True)
+
+
 if __name__ == "__main__":
     parts = {"channels": channels, "weights": weights, "images": images, "mlx": mlx, "resnet": resnet}
-    parts["formats"] = formats
+    parts |= {"formats": formats, "inference": inference}
     for part in sys.argv[1:] or parts:
         parts[part]()
