@@ -12,7 +12,7 @@ import numpy as np
 
 from mithril.backend import ALIGNMENT
 from mithril.graph import dtype as as_dtype, parse_dim
-from mithril_cbackend.graph.packings import Array, PackedParameter
+from mithril_cbackend.lowering.packings import Array, PackedParameter
 
 ARENA = 0  # the first slot of the table
 RUN, CALL = "run", "call"  # the functions that Python calls

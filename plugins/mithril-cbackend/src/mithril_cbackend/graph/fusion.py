@@ -18,7 +18,6 @@ from mithril.graph import DType, Graph, Node, TensorType, Value, dtype as as_dty
 from mithril_cbackend.graph.call_layout import at_aligned_address
 from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
 from mithril_cbackend.graph.index_ranges import IndexRanges
-from mithril_cbackend.graph.packings import Array, Pack, PackedParameter, Packing
 from mithril_cbackend.lowering.attention import attention, attention_match
 from mithril_cbackend.lowering.attention.attention_match import Attention
 from mithril_cbackend.lowering.conv import byte_convolution, direct_convolution
@@ -35,6 +34,7 @@ from mithril_cbackend.lowering.matmul import (
     matmul_form,
     sparse_products,
 )
+from mithril_cbackend.lowering.packings import Array, Pack, PackedParameter, Packing
 from mithril_cbackend.lowering.pool import byte_pooling, pooling
 from mithril_cbackend.lowering.rows import cumulative, fused_rows, reductions, sorting
 

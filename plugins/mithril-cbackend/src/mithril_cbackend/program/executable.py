@@ -22,7 +22,7 @@ from mithril.backend import LazyGraph
 from mithril.graph import Graph, InputError, dtype as as_dtype
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph.call_layout import ARENA, CALL, RUN, Layout, aligned
-from mithril_cbackend.graph.packings import Array
+from mithril_cbackend.lowering.packings import Array
 from mithril_cbackend.program.c_text import c_visible
 from mithril_cbackend.program.numpy_abi import KNOWN, address_of
 from mithril_cbackend.program.written_calls import Repeated, written

@@ -18,10 +18,10 @@ from mithril.graph import Dim, Graph, Node, Registry, TensorType, Value, dtype a
 from mithril_cbackend import tir as t
 from mithril_cbackend.graph.call_layout import ARENA, Layout, at_aligned_address
 from mithril_cbackend.graph.fusion import FusionPlan, Step, group
-from mithril_cbackend.graph.packings import PackedParameter
 from mithril_cbackend.lowering.element.element_reader import shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.lowering.packings import PackedParameter
 from mithril_cbackend.program.arena_plan import ArenaPlan, StepOp
 from mithril_cbackend.program.host_steps import CALLER, HostStep
 from mithril_cbackend.program.kernel_errors import kernel_error_context

@@ -16,7 +16,6 @@ import numpy as np
 from mithril import ops
 from mithril.graph import Node, TensorType, Value, attributes_text, float32, is_static
 from mithril_cbackend import tir as t
-from mithril_cbackend.graph.packings import Packing
 from mithril_cbackend.lowering.conv import (
     conv_weight_grad,
     im2col,
@@ -33,6 +32,7 @@ from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBui
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul import naive_contractions
 from mithril_cbackend.lowering.matmul.microkernel import PREFETCH, count
+from mithril_cbackend.lowering.packings import Packing
 
 Dense = plans_by_size.Dense
 # Below it the simple loops are good enough; the figure is that of the first version.

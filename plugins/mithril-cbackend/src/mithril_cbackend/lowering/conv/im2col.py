@@ -16,7 +16,6 @@ from typing import Any
 from mithril import ops
 from mithril.graph import Node, TensorType, Value, float32, is_static
 from mithril_cbackend import tir as t
-from mithril_cbackend.graph.packings import Packing
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles, stream_cycles
 from mithril_cbackend.lowering.conv.image_blocks import (
     TARGETS,
@@ -49,6 +48,7 @@ from mithril_cbackend.lowering.matmul.microkernel import (
     tile_for,
     tiles,
 )
+from mithril_cbackend.lowering.packings import Packing
 
 BLOCK = 384  # elements of the contracted axis per block
 CACHED_ELEMENTS = 1 << 18  # elements of columns that fit the L2 cache together with the kernels

@@ -17,7 +17,6 @@ from typing import Any
 from mithril import ops
 from mithril.graph import Node, TensorType, Value, float32, is_static
 from mithril_cbackend import tir as t
-from mithril_cbackend.graph.packings import Packing
 from mithril_cbackend.lowering.conv.conv_weights import WeightMatrix, read_cycles, stream_cycles
 from mithril_cbackend.lowering.conv.image_blocks import (
     Name,
@@ -35,6 +34,7 @@ from mithril_cbackend.lowering.element.elementwise import aligned_values, inner_
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.matmul.microkernel import Matrix, Tile, count, multiply, tile_for
+from mithril_cbackend.lowering.packings import Packing
 
 SIDE = 4  # side of an input tile, in pixels
 POINTS = SIDE * SIDE

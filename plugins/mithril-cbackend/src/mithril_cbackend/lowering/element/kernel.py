@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril import ops
 from mithril.graph import DType, Node, Op, Registry, Value, attributes_text, symbols
-from mithril_cbackend.graph.packings import Array, Pack, PackedParameter
+from mithril_cbackend.lowering.packings import Array, Pack, PackedParameter
 
 # operations left out of kernel names
 SILENT = (ops.constant, ops.full, ops.broadcast_to, ops.reshape, ops.barrier, ops.cast, ops.size_value)

@@ -17,7 +17,6 @@ import numpy as np
 from mithril import ops
 from mithril.graph import Node, TensorType, Value
 from mithril_cbackend import tir as t
-from mithril_cbackend.graph.packings import Packing
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
@@ -34,6 +33,7 @@ from mithril_cbackend.lowering.matmul.microkernel import (
     tile_for,
     tiles,
 )
+from mithril_cbackend.lowering.packings import Packing
 
 GROUP = 4  # packed blocks per tile of rows, if the rows exceed the L2 cache
 STRIP = 64  # rows of the left operand per packing task
