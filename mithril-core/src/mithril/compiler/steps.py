@@ -118,11 +118,10 @@ def _prepare(compiled: CompiledModel, compiler: ModelCompiler) -> None:
     assumed = [name for name in types if specs[name].dtype is None]
     try:
         if compiled.awaits_parameters(types):
-            backend.check_options(BuildOptions(settings))
             request = compiled.defer(types)
             if settings["static_inference"]:
                 # raise errors now; parameters come later
-                lowered_once(session.cache, request, compiler.lowered)
+                lowered_once(session.cache, request, compiler.lowered_and_checked)
         else:
             compiled.prepare(types)
     except DTypeError:
@@ -222,9 +221,7 @@ class ModelCompiler:
             if stored is None:
                 early: list[Graph] = []
                 with self.session.deadline:
-                    late = self._lowered(request, early)
-                if not self.session.settings["backend_map"]:
-                    self.session.backend.check(late)
+                    self._check_early(self._lowered(request, early))
                 stored = bool(early)
                 if cache is not None and key_of_entry is not None:
                     cache.save_folds(key_of_entry, stored)
@@ -292,6 +289,18 @@ class ModelCompiler:
         """Run steps three to five and return the decomposed graph, the input of code generation."""
         with self.session.deadline:
             return self._lowered(request, [])
+
+    def lowered_and_checked(self, request: ProgramKey) -> Graph:
+        """Return the decomposed graph of a program that is built later; raise the errors that building would raise."""
+        graph = self.lowered(request)
+        self._check_early(graph)
+        return graph
+
+    def _check_early(self, graph: Graph) -> None:
+        settings, backend = self.session.settings, self.session.backend
+        backend.check_options(BuildOptions(settings))
+        if not settings["backend_map"]:
+            backend.check(graph)
 
     def _lowered(self, request: ProgramKey, early: list[Graph]) -> Graph:
         """Return the decomposed graph, and append those that ``bind`` computes to ``early``."""
