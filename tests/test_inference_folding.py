@@ -155,16 +155,16 @@ def test_arrays_of_numpy_are_converted_when_they_are_bound():
 @pytest.mark.parametrize("backend", ["numpy", "c"])  # C has a path of its own for repeated calls
 def test_replaced_entries_of_the_bound_parameters_count(backend):
     compiled = ml.compile(network(), backend, shapes=SHAPES, inference=True).bind(*_trained_numpy())
-    given, (others, _) = compiled.params, trained(compiled, seed=2)
+    params, (replacements, _) = compiled.params, trained(compiled, seed=2)
     for name in ("linear.bias", "linear.weight", "conv2d.weight"):
         for _ in range(3):
             output(compiled, X)
-        given[name] = others[name]
+        params[name] = replacements[name]
         plain = ml.compile(network(), "numpy", shapes=SHAPES)
-        expected_output = output(plain, given, X, state=_trained_numpy()[1])
+        expected_output = output(plain, params, X, state=_trained_numpy()[1])
         for _ in range(3):
             np.testing.assert_allclose(output(compiled, X), expected_output, rtol=1e-3)
-    given["linear.bias"] = np.zeros(6, np.float32)
+    params["linear.bias"] = np.zeros(6, np.float32)
     with pytest.raises(ml.InputError, match="'linear.bias' has shape"):
         compiled(X)
 

@@ -122,8 +122,8 @@ def rebound(program: Program, number: int, arrays: BoundArrays) -> Program:
     result = replace(program, request=request)
     key = _key(result)
     result.weights = program.pack(plain_weights(result), arrays.forms.setdefault(key, WeakValueDictionary()))
-    held = set(map(id, result.weights.values()))
-    if any(id(x) not in held for x in arrays.computed[key].values()):
+    identities = set(map(id, result.weights.values()))
+    if any(id(x) not in identities for x in arrays.computed[key].values()):
         del arrays.computed[key]  # the program reads other forms of them
     return result
 

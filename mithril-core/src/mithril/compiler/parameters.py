@@ -189,17 +189,17 @@ class Parameters:
         converted = self._converted("parameter", expected, params)
         return converted if any(converted[name] is not params[name] for name in expected) else params
 
-    def _converted(self, noun: str, expected: Mapping[str, TensorType], given: Arrays) -> dict[str, Any]:
+    def _converted(self, noun: str, expected: Mapping[str, TensorType], arrays: Arrays) -> dict[str, Any]:
         """Return arrays of the backend with the shapes and dtypes that are expected."""
         converted: dict[str, Any] = {}
         for name, t in expected.items():
-            shape = getattr(given[name], "shape", None)
+            shape = getattr(arrays[name], "shape", None)
             if shape is None or tuple(shape) != t.shape:
                 raise InputError(
-                    f"{noun} '{name}' has shape {_shape(given[name])}, expected {list(t.shape)}",
+                    f"{noun} '{name}' has shape {_shape(arrays[name])}, expected {list(t.shape)}",
                     facts=[f"expected {t}"],
                 )
-            converted[name] = self.convert(name, given[name], t.dtype)
+            converted[name] = self.convert(name, arrays[name], t.dtype)
         return converted
 
     def checked_state(self, program: Program, state: Arrays | None, types: Mapping[str, TensorType]) -> Arrays:
@@ -376,7 +376,7 @@ class Parameters:
     def current(self) -> Bound | None:
         """Return the binding, for whose replaced entries expressions are computed again."""
         bound = self.bound
-        if bound is None or bound.arrays is None or are_entries(bound.values, bound.arrays.given):
+        if bound is None or bound.arrays is None or are_entries(bound.values, bound.arrays.originals):
             return bound
         expected = self.types
         missing_or_unknown("parameter", expected, bound.values)

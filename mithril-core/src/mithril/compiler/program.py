@@ -36,7 +36,7 @@ class BoundArrays:
 
     params: Mapping[str, Any]
     statistics: Mapping[str, Any]
-    given: tuple[Any, ...] = ()  # the parameters before conversion
+    originals: tuple[Any, ...] = ()  # the parameters before conversion
     # by fingerprint of the expressions: results that programs read, and the forms that a backend made of weights
     computed: dict[str, dict[str, Any]] = field(default_factory=dict)
     forms: dict[str, MutableMapping[str, Any]] = field(default_factory=dict)

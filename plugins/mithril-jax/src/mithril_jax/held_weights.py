@@ -134,7 +134,7 @@ def _readers(graph: Graph) -> dict[Value, list[Node]]:
     users: dict[Value, list[Node]] = {}
     outer = set(graph.nodes)
     excluded = set(graph.outputs)
-    held = {i.value for i in graph.inputs if i.role == "constant" or i.tags.get("bound")}
+    candidates = {i.value for i in graph.inputs if i.role == "constant" or i.tags.get("bound")}
     for node, _ in iterate(graph):
         for v in node.operands:
             if v is not None and node in outer:
@@ -155,7 +155,7 @@ def _readers(graph: Graph) -> dict[Value, list[Node]]:
         return all(is_reader(node.result, n) for n in users.get(node.result, ()))
 
     def is_read(v: Value, nodes: list[Node]) -> bool:
-        is_weight = v in held and v not in excluded and len(v.shape) >= 2 and v.dtype.is_float
+        is_weight = v in candidates and v not in excluded and len(v.shape) >= 2 and v.dtype.is_float
         return is_weight and all(is_reader(v, node) or is_transpose(node) for node in nodes)
 
     return {v: nodes for v, nodes in users.items() if is_read(v, nodes)}

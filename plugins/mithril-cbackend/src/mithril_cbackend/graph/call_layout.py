@@ -79,7 +79,7 @@ class Layout:
         return [*self.params, *((x.name, slot) for x, slot in self.packed.items())]
 
     def bound(self, params: Mapping[str, Any], forms: MutableMapping[str, Array]) -> dict[str, Any]:
-        """Return what calls read of bound parameters; ``forms`` has the packed copies of other programs."""
+        """Return the arrays that calls read for bound parameters; ``forms`` has the packed copies of other programs."""
         weights = {name: params[name] for name, _ in self.params}
         for x in self.packed:
             copy = forms.get(x.name)

@@ -521,7 +521,7 @@ def narrow_dtype(graph: Graph, value: Value) -> DType:
 
 @dataclass(frozen=True)
 class KnownWeights:
-    """The elements of a constant or of its transpose; zeros stand for those of a parameter that is bound later."""
+    """The elements of a constant or of its transpose; zeros represent those of a parameter that is bound later."""
 
     elements: Array
     axes: tuple[int, ...]  # the axes of the constant or parameter, in the order of the elements

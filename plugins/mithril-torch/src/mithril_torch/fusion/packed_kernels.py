@@ -49,10 +49,10 @@ def of_binding(graph: Graph) -> list[Node]:
 def _convolutions(graph: Graph, kernels: Iterable[Input]) -> list[Node]:
     """Return the convolutions of images of static sizes whose kernel is one of these, which nothing else reads."""
     readers = Counter(v for node, _ in iterate(graph) for v in node.operands)
-    alone = {i.value for i in kernels if readers[i.value] == 1 and i.value not in graph.outputs}
+    sole = {i.value for i in kernels if readers[i.value] == 1 and i.value not in graph.outputs}
 
     def is_packed(node: Node) -> bool:
-        if node.op not in CONVOLUTIONS or node.operands[1] not in alone:
+        if node.op not in CONVOLUTIONS or node.operands[1] not in sole:
             return False
         x = node.operands[0]
         return x is not None and x.dtype.name == "float32" and len(x.shape) == 4 and x.type.is_static
