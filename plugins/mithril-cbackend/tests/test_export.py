@@ -261,6 +261,17 @@ def test_a_shared_library_runs_with_weights_set_one_by_one(tmp_path):
     np.testing.assert_allclose(y.reshape(5, 10), compiled_model({"input": x})["output"], rtol=1e-5, atol=1e-6)
 
 
+@needs("cc", "make")
+def test_cotangents_of_a_gradient_are_arguments(tmp_path):
+    program = ml.compile(stacked(Linear(5, name="l"), Relu()), "c", shapes={"input": [3, 4]})
+    program.bind(program.randomize_params(seed=0))
+    inputs, cotangents = {"input": np.ones((3, 4), np.float32)}, {"output": np.ones((3, 5), np.float32)}
+    program.evaluate(program.params, inputs, output_gradients=cotangents)
+    program.export(tmp_path, inputs=inputs)
+    assert "const float grad_output[MODEL_GRAD_OUTPUT_SIZE]" in (tmp_path / "model.h").read_text()
+    assert check(tmp_path) <= 1e-6
+
+
 @needs("gcc", "make")
 def test_programs_of_baked_weights_are_exported(tmp_path):
     """Weights that are constants leave buffers without elements, which are not passed at the address of another."""

@@ -196,7 +196,7 @@ def known_sizes(executable: Executable, user_inputs: Mapping[str, Any] | None) -
     """Return the symbolic sizes of the user's inputs, else those of the last call."""
     selected = executable.selected if isinstance(executable, AnySizeExecutable) else None
     actual = {n: np.shape(x) for n, x in (user_inputs or {}).items()}
-    declared = {i.name: i.type.shape for i in executable.graph.with_role("input") if i.name in actual}
+    declared = {i.name: i.type.shape for i in executable.graph.with_role("input", "cotangent") if i.name in actual}
     return {**(selected.sizes if selected is not None else {}), **bind(declared, actual)}
 
 
@@ -206,7 +206,7 @@ def test_inputs_of(
     """Return the inputs of the test program: the user's, else random arrays."""
     rng = np.random.default_rng(0)
     arrays = {}
-    for i in executable.graph.with_role("input"):
+    for i in executable.graph.with_role("input", "cotangent"):
         shape = tuple(int(substitute(d, sizes)) for d in i.type.shape)
         x = None if user_inputs is None or i.name not in user_inputs else np.asarray(user_inputs[i.name])
         if x is not None and (x.shape == shape or i.type.is_static):
