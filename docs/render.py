@@ -6,6 +6,7 @@ Each page keeps its hand-written beginning, up to the line that marks where the 
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 import tomllib
 from pathlib import Path
@@ -27,7 +28,19 @@ def hooks() -> str:
     parts.append("## Descriptors\n\nAll are importable from `mithril`.")
     for name in entries.DESCRIPTORS:
         parts.append(f"### `{name}`\n\n```python\n{entries.declaration(getattr(specs, name))}\n```")
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, bad_plugins()])
+
+
+def bad_plugins() -> str:
+    """Render a table of the kinds of bad plugins that the tests install, with their outcome."""
+    kinds = runpy.run_path(str(DOCS.parent / "mithril-core/tests/plugins/bad_plugins.py"))
+    rows = [f"| {bad.what} | {kinds['OUTCOMES'][bad.outcome]} |" for bad in kinds["BAD"]]
+    text = (
+        f"The outcome of a compilation next to a plugin with one of {len(rows)} mistakes; the tests install each of them.\n"
+        "A decision warns once per process, and `strict=True` refuses it. Warnings alone are of plugins that only observe,\n"
+        "and of unknown fields."
+    )
+    return "\n".join(["## Outcomes of bad plugins", "", text, "", "| a plugin that | outcome |", "|---|---|", *rows])
 
 
 def commands() -> str:

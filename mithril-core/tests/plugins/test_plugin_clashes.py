@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import pydoc
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +15,17 @@ import mithril as ml
 from mithril import plugins
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend
-from mithril.compiler import option_registry, requirements
+from mithril.compiler import option_registry, pass_pipeline, requirements
 from mithril.graph import iterate
-from mithril.graph.errors import PassError, StrictError
+from mithril.graph.errors import MithrilError, PassError, StrictError
 from mithril.graph.evaluation import evaluate
 from mithril.models import Model, Relu
 from mithril.passes import Pass, PassManager, pass_
 from mithril.plugins import PluginWarning
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from bad_plugins import BAD
 
 PASSES = """
     from mithril import PassSpec, hookimpl
@@ -394,75 +400,47 @@ def test_unknown_operation_shows_near_names_only():
 PASS = "from mithril import PassSpec\ndef mithril_passes(): return [PassSpec('p', 'bad_p:same', 'fuse', 'low')]\n"
 LOWERING = "from mithril import Lowering\ndef mithril_lowerings(backend):\n    "
 
-# plugin -> its code, its requirements, and a part of the decision
-ABSENT = {
-    "raises": (
-        "raise RuntimeError('boom')",
-        (),
-        "not in use: cannot import plugin 'bad-kit' of bad-kit 1.0: RuntimeError",
-    ),
-    "exits": ("raise SystemExit(0)", (), "not in use: cannot import plugin 'bad-kit' of bad-kit 1.0: SystemExit: 0"),
-    "syntax": ("def (", (), "not in use: cannot import plugin 'bad-kit' of bad-kit 1.0: SyntaxError"),
-    "imports": ("import absent_module", ("absent-module",), 'ModuleNotFoundError.*pip install "absent-module"'),
-    "too old": (PASS, ("mithril-core<0.1",), "bad-kit 1.0 is incompatible with mithril-core"),
-    "too new": (PASS, ("mithril-core>=99",), "incompatible with mithril-core .*: required: mithril-core>=99"),
-    "new api": ("api_version = 99\n" + PASS, (), "requires the plugin API 99"),
-    "no hook": ("def mithril_pases(): pass", (), "defines 'mithril_pases', which is not a hook"),
-    "parameters": ("def mithril_passes(x): pass", (), "not in use: .* implements a hook with invalid parameters"),
-    "passes": (
-        "def mithril_passes(): return [1]",
-        (),
-        "only partly in use: 'mithril_passes' of plugin 'bad-kit'.*TypeError",
-    ),
-    "options": (
-        "def mithril_options(): 1 / 0",
-        (),
-        "only partly in use: 'mithril_options' of .* failed: ZeroDivisionError",
-    ),
-    "frontends": (
-        "def mithril_frontends(): raise SystemExit(1)",
-        (),
-        "'mithril_frontends' of .* failed: SystemExit: 1",
-    ),
-    "ops": ("def mithril_ops(): return 3", (), "only partly in use: 'mithril_ops' of plugin"),
-    "targets": ("def mithril_targets(): yield None", (), "only partly in use: 'mithril_targets' of plugin"),
-    "lowerings": (
-        LOWERING + "return {}[backend]",
-        (),
-        "'mithril_lowerings' for the backend 'reference' of .*: KeyError",
-    ),
-    "text": (
-        LOWERING + "return [Lowering('softmax', 'np.ones_like({x})')]",
-        (),
-        "loads='np.ones_like.*' is not of the form",
-    ),
-    "no op": (LOWERING + "return [Lowering('sofmax', 'a:b')]", (), "only partly in use: bad-kit 1.0 lowers an unknown"),
-}
-
 
 @pytest.fixture(autouse=True)
 def unwarned(monkeypatch):
-    monkeypatch.setattr(requirements, "_warned", set())
+    for module in (requirements, pass_pipeline):
+        monkeypatch.setattr(module, "_warned", set())
 
 
 def plain(**options):
     return compiled(optimization_level="none", **options)
 
 
-@pytest.mark.parametrize("kind", ABSENT)
-def test_absent_plugin_is_a_decision_of_each_compilation(site, installed, kind):
-    code, requires, expected = ABSENT[kind]
-    site.install("bad-kit", code, requires=requires)
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.what)
+def test_outcome_of_a_bad_plugin(site, installed, bad):
+    """An error, a warning, or a decision that strict=True refuses; repeated compilations do not warn again."""
+    standard(site)
+    site.install("bad-kit", bad.code, requires=bad.requires)
     installed()
-    with pytest.raises(StrictError, match=expected):
-        plain(strict=True)
-    with pytest.warns(PluginWarning, match=expected):
-        first = plain()
+    verify = "numeric" if "verify" in bad.what else "structure"
+
+    def attempt(**options):
+        return compiled(optimization_level=bad.level, verify=verify, **options)
+
+    message = f"(?s){bad.message}"
+    if bad.outcome == "error":
+        for strict in (False, True):
+            with pytest.raises(MithrilError, match=message):
+                attempt(strict=strict)
+        return
+    if bad.outcome != "warning":  # observers and fields that are ignored shape no program
+        with pytest.raises(StrictError, match=message):
+            attempt(strict=True)
+    with pytest.warns(PluginWarning, match=message) as caught:
+        first = attempt()
+    assert len(caught) == 1
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # warned once
-        second = plain()
+        warnings.simplefilter("error")
+        second = attempt()
+    start = {"absent": "bad-kit 1.0 is not in use", "partial": "bad-kit 1.0 is only partly in use"}.get(bad.outcome, "")
     for result in (first, second):
-        assert [d.message.startswith("bad-kit 1.0 is ") for d in result.decisions.of("ignored")] == [True]
+        recorded = [d.message for d in result.decisions.of("ignored") if d.message.startswith(start)]
+        assert len(recorded) == (bad.outcome != "warning")
 
 
 def test_plugin_that_fails_for_another_backend_is_not_missed(site, installed):

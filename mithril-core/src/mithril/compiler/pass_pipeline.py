@@ -102,9 +102,13 @@ def record_clashes(context: CompileContext) -> None:
             record_fault(context, text)
 
 
+_warned: set[str] = set()
+
+
 def record_fault(context: CompileContext, message: str) -> None:
-    """Record how a plugin's error affects this compilation, and warn once."""
-    context.decisions.record("ignored", message, warning=PluginWarning)
+    """Record how a plugin's error affects this compilation, and warn once per process."""
+    context.decisions.record("ignored", message, warning=PluginWarning, warn=message not in _warned)
+    _warned.add(message)
 
 
 def level_passes(level: str) -> list[str]:

@@ -141,8 +141,10 @@ class HookCalls:
         return answers
 
     def report(self, plugin: Plugin, hook: str, cause: Exception) -> None:
-        """Record an exception of a plugin's observer, and warn."""
+        """Record an exception of a plugin's observer, and warn when it is the first of its kind."""
         problem = answer_problem(plugin, hook, cause)
+        if problem in plugin.problems:
+            return
         self.loader.problem(plugin, problem)
         warnings.warn(str(problem.error()), PluginWarning, stacklevel=4)
 

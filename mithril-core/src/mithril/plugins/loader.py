@@ -51,7 +51,7 @@ class PluginProblem:
     what: str
     facts: tuple[str, ...] = ()
     hint: str | None = None
-    cause: BaseException | None = None
+    cause: BaseException | None = field(default=None, compare=False)
     hook: str = ""  # the hook whose entries are lost; all of the plugin is without one
     backend: str = ""  # the backend that the hook was called for
 
@@ -200,7 +200,12 @@ def incompatibility(plugin: Plugin, core: str) -> PluginProblem | None:
         try:
             requirement = Requirement(line)
         except InvalidRequirement:
-            continue  # pip rejects such a requirement, so it does not limit the version
+            return PluginProblem(
+                "broken",
+                f"plugin '{plugin.name}' of {plugin.origin} has an invalid requirement",
+                (f"required: {line}",),
+                f"report it to the authors of {plugin.distribution}; {plugin.disable_hint()}",
+            )
         # True: by default a specifier excludes prereleases, but this core is installed already.
         if (requirement.marker and not requirement.marker.evaluate({"extra": ""})) or requirement.specifier.contains(
             core, True
@@ -310,6 +315,7 @@ class Loader:
         self.core = Plugin(CORE, "mithril-core", __version__, registry.host.core_plugin, is_core=True)
         self._plugins: list[Plugin] | None = None
         self._complete = False
+        self._importing: list[Plugin] = []
 
     @property
     def plugins(self) -> list[Plugin]:
@@ -370,9 +376,12 @@ class Loader:
                 if self.strict and plugin.state != "disabled":
                     raise plugin.problems[0].error()
                 return False
+            if any(one is plugin for one in self._importing):  # its import asks for something of mithril
+                return False
             if problem := incompatibility(plugin, __version__):
                 self.problem(plugin, problem)
                 return False
+            self._importing.append(plugin)
             try:
                 # Programs read the output of the command line; a print of a plugin's import would be in the
                 # middle of it.
@@ -382,6 +391,8 @@ class Loader:
             except (Exception, SystemExit) as cause:
                 self.problem(plugin, _import_problem(plugin, cause))
                 return False
+            finally:
+                self._importing.pop()
             return self._register(plugin, module)
 
     def _register(self, plugin: Plugin, module: Any) -> bool:
@@ -441,7 +452,7 @@ class Loader:
                 for plugin in self._everything():
                     self.load(plugin)
                 self._sort_manager()
-                self._complete = True
+                self._complete = not self._importing
             return [plugin for plugin in self.plugins if plugin.loaded is not None]
 
     def _everything(self) -> list[Plugin]:

@@ -32,6 +32,11 @@ def has_elements(node: Node) -> bool:
     return not any(v is not None and 0 in v.shape for v in (*node.operands, *node.results))
 
 
+def has_axes(node: Node) -> bool:
+    """Whether the result is no scalar, which ends the process here, with OpenVINO 2026.4."""
+    return has_elements(node) and bool(node.result.shape)
+
+
 def is_float(node: Node) -> bool:
     """Whether the operands are floats: OpenVINO sums and multiplies matrices of integers in float32."""
     return has_elements(node) and all(v is None or v.dtype is float32 for v in node.operands)
@@ -112,10 +117,9 @@ table.row("cumsum", "ov.cum_sum({x}, nodes.ints({axis}), {exclusive}, {reverse})
 table.row("matmul", "ov.matmul({a}, {b}, False, False)", when=is_float)
 table.row("concat", "ov.concat([{xs}], {axis})")
 table.row("transpose", "ov.transpose({x}, nodes.ints({perm}))")
-table.row("broadcast_to", "ov.broadcast({x}, nodes.ints({shape}))")
-table.row("full", "ov.broadcast(ov.constant(np.asarray({value}, {dtype})), nodes.ints({shape}))")
-_line = "ov.constant(np.indices({shape}, sparse=True)[{axis}].astype({dtype}))"
-table.row("iota", f"ov.broadcast({_line}, nodes.ints({{shape}}))")
+table.row("broadcast_to", "ov.broadcast({x}, nodes.ints({shape}))", when=has_axes)
+table.row("full", "ov.constant(np.full({shape}, {value}, {dtype}))")
+table.row("iota", "ov.constant(np.indices({shape})[{axis}].astype({dtype}))")
 table.row("size_value", "ov.constant({value}, {dtype})")
 table.function("barrier", view=True)(operands_unchanged)
 
@@ -151,7 +155,7 @@ table.row("avg_pool", f"ov.avg_pool({{x}}, {{stride}}, {SIDES}, {{kernel}}, not 
 table.row(
     "pad",
     'ov.pad({x}, *map(nodes.ints, nodes.sides({widths})), "constant", ov.constant({value}, {dtype}))',
-    when=lambda node: has_elements(node) and node.attributes["mode"] == "constant",
+    when=lambda node: has_axes(node) and node.attributes["mode"] == "constant",
 )
 
 

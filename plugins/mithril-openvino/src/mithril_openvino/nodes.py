@@ -153,7 +153,7 @@ def max_pool_(x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any) -
 # -- shapes -----------------------------------------------------------------------------------------------------------
 def reshape_(x: Value, shape: Sequence[int]) -> Value:
     if not shape:  # a reshape of a product to rank 0 ends the process, with OpenVINO 2026.4
-        return ov.squeeze(x, ints(range(len(shape_of(x)))))
+        return ov.squeeze(x, ints(range(len(shape_of(x))))) if shape_of(x) else x
     return ov.reshape(x, ints(shape), False)
 
 

@@ -1,0 +1,235 @@
+"""Kinds of bad plugins: what each does, what mithril says of it, its code and its requirements.
+
+``test_plugin_clashes.py`` installs each of them; ``docs/render.py`` writes the table of ``docs/writing-plugins.md``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+OUTCOMES = {
+    "absent": "a decision: not in use",
+    "partial": "a decision: partly in use",
+    "ignored": "a decision: ignored",
+    "error": "an error",
+    "warning": "a warning",
+}
+
+
+class Bad(NamedTuple):
+    """A kind of bad plugin, with one of ``OUTCOMES`` and a pattern of its message."""
+
+    what: str
+    outcome: str
+    message: str
+    code: str
+    requires: tuple[str, ...] = ()
+    level: str = "none"  # the optimization level of the compilation
+
+
+IMPORT = """
+from dataclasses import replace
+from mithril import FrontendSpec, HardwareTarget, Lowering, Option, OpsSpec, PassSpec, hookimpl
+from mithril.ops import cast, exp
+
+"""
+
+
+def hook(name: str, body: str, parameters: str = "") -> str:
+    return f"{IMPORT}def mithril_{name}({parameters}): {body}\n"
+
+
+def returned(*specs: str) -> str:
+    """Return a plugin whose ``mithril_passes`` returns these descriptors."""
+    return hook("passes", f"return [{', '.join(specs)}]")
+
+
+def running(body: str, more: str = "") -> str:
+    """Return a plugin with a pass of this body."""
+    return (
+        returned(f"PassSpec('bad', 'bad_kit_bad_kit_plugin:run', 'fuse', 'low'{more})")
+        + f"def run(graph):\n    {body}\n"
+    )
+
+
+REPLACING = """editor = graph.edit()
+    node = list(editor.nodes())[-1]
+    with editor.before(node):
+        y = {}
+    editor.replace_value(node.result, y)
+    editor.erase_dead(node)
+    return editor.freeze()
+"""
+SAME = returned()
+OBSERVER = "'mithril_{}' of plugin 'bad-kit' .* failed"
+
+BAD = (
+    Bad("raises at import", "absent", "cannot import .*RuntimeError: boom", "raise RuntimeError('boom')"),
+    Bad("ends the process at import", "absent", "SystemExit: 0", "raise SystemExit(0)"),
+    Bad("is not valid Python", "absent", "SyntaxError", "def ("),
+    Bad(
+        "needs a module that is not installed",
+        "absent",
+        'pip install "absent-module"',
+        "import absent_module",
+        ("absent-module",),
+    ),
+    Bad(
+        "imports a name that mithril lacks",
+        "absent",
+        "ImportError: cannot import name",
+        "from mithril import NoSuchName",
+    ),
+    Bad("requires an older core", "absent", "required: mithril-core<0.1", SAME, ("mithril-core<0.1",)),
+    Bad("requires a newer core", "absent", "required: mithril-core>=99", SAME, ("mithril-core>=99",)),
+    Bad("has a requirement that is none", "absent", "has an invalid requirement", SAME, ("mithril-core>>1",)),
+    Bad("requires a newer plugin API", "absent", "requires the plugin API 99", "api_version = 99\n" + SAME),
+    Bad("has text as `api_version`", "absent", "requires the plugin API 'one'", "api_version = 'one'\n" + SAME),
+    Bad("misspells a hook", "absent", "which is not a hook", "def mithril_pases(): pass"),
+    Bad("gives a hook another parameter", "absent", "invalid parameters", hook("passes", "return []", "x")),
+    Bad(
+        "wraps a hook that returns a list",
+        "absent",
+        "cannot be wrapped",
+        IMPORT + "@hookimpl(wrapper=True)\ndef mithril_passes(): return (yield)\n",
+    ),
+    *(
+        Bad(
+            f"raises in `mithril_{name}`",
+            "partial",
+            f"'mithril_{name}'.* failed: ZeroDivisionError",
+            hook(name, "1 / 0"),
+        )
+        for name in ("backends", "passes", "targets", "options", "ops", "frontends")
+    ),
+    Bad(
+        "raises in `mithril_lowerings`",
+        "partial",
+        "for the backend 'reference'.*ZeroDivisionError",
+        hook("lowerings", "1 / 0", "backend"),
+    ),
+    *(
+        Bad(f"raises in `mithril_{name}`", "warning", OBSERVER.format(name), hook(name, "1 / 0", parameters))
+        for name, parameters in (
+            ("compile_begin", "context"),
+            ("compile_stage", "context, stage, graph"),
+            ("compile_end", "context, result, error"),
+        )
+    ),
+    Bad(
+        "raises in `mithril_amend_pipeline`",
+        "error",
+        "ZeroDivisionError",
+        hook("amend_pipeline", "1 / 0", "draft, target, level"),
+        level="low",
+    ),
+    Bad("raises in `mithril_build`", "error", "ZeroDivisionError", hook("build", "1 / 0", "graph, backend, target")),
+    Bad(
+        "raises in `mithril_run_pass`",
+        "error",
+        "ZeroDivisionError",
+        IMPORT + "@hookimpl\ndef mithril_run_pass(pass_): 1 / 0\n",
+        level="low",
+    ),
+    Bad("returns a number for a list", "partial", "TypeError: 'int' object is not iterable", hook("ops", "return 3")),
+    Bad("returns other objects than descriptors", "partial", "TypeError: expected PassSpec, got int", returned("1")),
+    Bad(
+        "returns None among descriptors",
+        "partial",
+        "expected HardwareTarget, got NoneType",
+        hook("targets", "return [None]"),
+    ),
+    Bad(
+        "sets an unknown field of a descriptor",
+        "warning",
+        "ignores the unknown field 'color'",
+        running("return graph", ", color='red'"),
+    ),
+    Bad("names a pass by a number", "partial", "name=3 must be a word", returned("PassSpec(3, 'a:b', 'fuse', 'low')")),
+    Bad(
+        "names an unknown stage",
+        "partial",
+        "stage='fusee' is none of",
+        returned("PassSpec('p', 'a:b', 'fusee', 'low')"),
+    ),
+    Bad(
+        "names an unknown level",
+        "partial",
+        "level='lowest' is none of",
+        returned("PassSpec('p', 'a:b', 'fuse', 'lowest')"),
+    ),
+    Bad(
+        "orders its pass by an unknown one",
+        "ignored",
+        "no installed pass has that name",
+        running("return graph", ", before=('nothing',)"),
+        level="low",
+    ),
+    Bad(
+        "takes the name of a standard pass",
+        "ignored",
+        "operation-fusion.*not used",
+        returned("PassSpec('operation-fusion', 'a:b', 'fuse', 'low')"),
+        level="low",
+    ),
+    Bad(
+        "takes the name of an option of the core",
+        "ignored",
+        "the name belongs to mithril-core",
+        hook("options", "return [Option('shapes', int, 1, 'x')]"),
+    ),
+    Bad(
+        "lowers an unknown operation",
+        "partial",
+        "lowers an unknown operation 'sofmax'",
+        hook("lowerings", "return [Lowering('sofmax', 'a:b')]", "backend"),
+    ),
+    Bad(
+        "gives source text in place of a name",
+        "partial",
+        "is not of the form",
+        hook("lowerings", "return [Lowering('softmax', 'np.ones_like({x})')]", "backend"),
+    ),
+    Bad(
+        "has a pass in a module that does not exist",
+        "error",
+        "No module named 'absent_module'",
+        returned("PassSpec('p', 'absent_module:run', 'fuse', 'low')"),
+        level="low",
+    ),
+    Bad("has a pass that raises", "error", "pass 'bad' failed: ZeroDivisionError", running("1 / 0"), level="low"),
+    Bad(
+        "has a pass that returns a number", "error", "returned int, expected a graph", running("return 3"), level="low"
+    ),
+    Bad(
+        "has a pass that returns nothing", "error", "returned NoneType, expected a graph", running("pass"), level="low"
+    ),
+    Bad(
+        "has a pass that drops an output",
+        "error",
+        "changed the graph's inputs or outputs",
+        running("return graph.replaced(results=())"),
+        level="low",
+    ),
+    Bad(
+        "has a pass that drops nodes which are read",
+        "error",
+        "returned an invalid graph",
+        running("return graph.replaced(nodes=())"),
+        level="low",
+    ),
+    Bad(
+        "has a pass that changes a dtype",
+        "error",
+        "the types differ",
+        running(REPLACING.format("cast(node.operands[0], dtype='int32')")),
+        level="low",
+    ),
+    Bad(
+        'has a pass that changes values (`verify="numeric"`)',
+        "error",
+        "bad",
+        running(REPLACING.format("exp(node.operands[0])")),
+        level="low",
+    ),
+)
