@@ -36,9 +36,9 @@ def bad_plugins() -> str:
     kinds = runpy.run_path(str(DOCS.parent / "mithril-core/tests/plugins/bad_plugins.py"))
     rows = [f"| {bad.what} | {kinds['OUTCOMES'][bad.outcome]} |" for bad in kinds["BAD"]]
     text = (
-        f"The outcome of a compilation next to a plugin with one of {len(rows)} mistakes; the tests install each of them.\n"
-        "A decision warns once per process, and `strict=True` refuses it. Warnings alone are of plugins that only observe,\n"
-        "and of unknown fields."
+        f"The outcome of a compilation next to a plugin with one of {len(rows)} mistakes; the tests try each.\n"
+        "A decision warns once per process, and `strict=True` refuses it. Warnings alone are of plugins that only\n"
+        "observe, and of unknown fields."
     )
     return "\n".join(["## Outcomes of bad plugins", "", text, "", "| a plugin that | outcome |", "|---|---|", *rows])
 
