@@ -1,4 +1,4 @@
-"""Kinds of bad plugins: what each does, what mithril says of it, its code and its requirements.
+"""Kinds of bad plugins: their mistake and their outcome, with code and requirements.
 
 ``test_plugin_clashes.py`` installs each of them; ``docs/render.py`` writes the table of ``docs/writing-plugins.md``.
 """

@@ -33,7 +33,7 @@ def has_elements(node: Node) -> bool:
 
 
 def has_axes(node: Node) -> bool:
-    """Whether the result is no scalar, which ends the process here, with OpenVINO 2026.4."""
+    """Whether the result has an axis: without one, OpenVINO 2026.4 ends the process."""
     return has_elements(node) and bool(node.result.shape)
 
 
