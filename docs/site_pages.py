@@ -21,6 +21,7 @@ PROJECT = DOCS.parent
 
 GUIDES = ("recipes", "migrating", "compiling", "optimizing", "training", "data", "derivatives", "deploying", "models")
 GUIDES += ("mathematics", "looking", "trust", "mlx-utilities")
+TUTORIALS = ("image-classifier", "language-model", "porting-pytorch", "a-pass")
 PLACED = {*GUIDES, "start", "writing-plugins", "plugins", "operations", "architecture", "benchmarks"}
 PLACED |= {"semantics", "errors", "options", "cli"}  # every other page of the folder is a guide
 REFERENCE = {  # kind -> folder of its pages; the other kinds are one page each, with a section for each name
@@ -33,7 +34,16 @@ ONE_PAGE = {"option": "options", "pass": "passes", "hook": "hooks", "error": "er
 # Weights of pages in the search, by the beginning of their place: guides come before the reference, decisions last.
 GUIDE_WEIGHT = 4
 WEIGHTS = {"decisions/": 0.05, "changelog": 0.1, "contributing": 0.2, "how-to/": 0.3, "reference/": 1, "examples/": 0.5}
-WEIGHTS |= {"distributions/": 1, "notebooks/": 2, "recipes": 12, "start": 6, "errors": 6, "options": 6, "optimizing": 6}
+WEIGHTS |= {
+    "distributions/": 1,
+    "notebooks/": 2,
+    "recipes": 12,
+    "tutorials/": 6,
+    "start": 6,
+    "errors": 6,
+    "options": 6,
+    "optimizing": 6,
+}
 Nav = list[Any]
 
 
@@ -47,6 +57,7 @@ def write(pages: Path) -> Nav:
     remaining = sorted(path.stem for path in DOCS.glob("*.md") if path.stem not in PLACED)
     return [
         {"Start": [site.page(PROJECT / "README.md", "index.md"), site.page(DOCS / "start.md", "start.md")]},
+        {"Tutorials": [site.guide(f"tutorials/{name}") for name in TUTORIALS]},
         {"Guides": [*(site.guide(name) for name in (*GUIDES, *remaining)), *site.notebooks(), site.distributions()]},
         {"Plugins": [site.guide("writing-plugins"), site.guide("plugins"), site.guide("operations"), *site.how_to()]},
         {"Reference": site.reference()},
@@ -74,6 +85,7 @@ class Site:
         places = {PROJECT / "README.md": "index.md", PROJECT / "CONTRIBUTING.md": "contributing.md"}
         places |= {PROJECT / "CHANGELOG.md": "changelog.md"}
         places |= {path: path.name for path in DOCS.glob("*.md")}
+        places |= {path: f"tutorials/{path.name}" for path in DOCS.glob("tutorials/*.md")}
         places |= {path: f"decisions/{path.name}" for path in (DOCS / "decisions").glob("*.md")}
         places[DOCS / "decisions/README.md"] = "decisions/index.md"
         for path in PROJECT.glob("plugins/*/README.md"):

@@ -32,6 +32,10 @@ serve a model: recipes
 docker: recipes
 load pytorch weights: importing
 many devices: many-devices
+image classifier: tutorials/image-classifier
+fine-tune and serve: tutorials/language-model
+port a repository: tutorials/porting-pytorch
+write a pass: (tutorials/a-pass|how-to/pass)
 softmax: reference/(layers/Softmax|operations/softmax)
 onnx: onnx
 errors: (errors|compiling)
