@@ -50,9 +50,10 @@ def test_an_option_and_an_optimizer_are_typed_from_their_plugin_alone(toy, tmp_p
     stub = installed_stub()
     assert "    tiling: int\n" in stub
     assert "SoftSGD = _SoftSGD\n" in stub
-    assert entry("mithril-toy") == {"exports": ["SoftSGD"], "options": ["tiling"]}
+    exports = {"SoftSGD": "fractions:Fraction"}
+    assert entry("mithril-toy") == {"exports": exports, "options": ["tiling"]}
     printed = CliRunner().invoke(describe, ["mithril-toy", "--json"])
-    assert json.loads(printed.stdout) == {"mithril-toy": {"exports": ["SoftSGD"], "options": ["tiling"]}}
+    assert json.loads(printed.stdout) == {"mithril-toy": {"exports": exports, "options": ["tiling"]}}
 
 
 def test_mypy_takes_the_options_of_a_plugin_from_the_stubs(toy, tmp_path):

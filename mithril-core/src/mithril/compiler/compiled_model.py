@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Never, overload
 
 import numpy as np
 
-from mithril import plugins
-from mithril.backend import annotated, check_call, checked, matches, reject_surplus, require_match, watch
+from mithril.backend import check_call, checked, matches, reject_surplus, require_match, watch
 from mithril.compiler.bound_weights import is_built_at_once
 from mithril.compiler.call_records import CallRecords
 from mithril.compiler.evaluation import Evaluation
 from mithril.compiler.parameters import UNBOUND, UNKNOWN, Parameters
+from mithril.compiler.plugin_methods import PluginMethods
 from mithril.compiler.plugin_records import inventory
 from mithril.compiler.program import BoundArrays, Compiler, Program, ProgramKey, ProgramKind
 from mithril.compiler.program_summary import (
@@ -53,33 +52,8 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, Any]
 
 
-class PluginMethod:
-    """A method that a plugin adds with ``Export(name, loads, on="CompiledModel")``."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, compiled: CompiledModel | None, owner: type) -> Any:
-        if compiled is None:
-            return self
-        function, plugin = plugins.extension("CompiledModel", self.name)
-        return partial(annotated(function, f"the method '{self.name}'", plugin), compiled)
-
-
-def add_plugin_methods(kind: type) -> None:
-    """Add the methods of plugins to a class. Its ``__getattr__`` would make access to any attribute slower."""
-    for name in {*plugins.extensions(), *plugins.pip_hints.METHODS}:
-        if not any(name in vars(base) for base in kind.__mro__):
-            setattr(kind, name, PluginMethod(name))
-
-
-class CompiledModel:
+class CompiledModel(PluginMethods):
     """A model compiled for one backend. Programs are specialized for the types of inputs and cached."""
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Return a method of a plugin."""
 
     def __init__(
         self,
@@ -92,7 +66,7 @@ class CompiledModel:
         name: str = "model",
         watchers: tuple[Watcher, ...] = (),
     ) -> None:
-        add_plugin_methods(type(self))
+        self.add_plugin_methods()
         self.backend = backend
         self.watchers = watchers  # watchers of calls, from the observers of the compilation
         if backend.unforkable:

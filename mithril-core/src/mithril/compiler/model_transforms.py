@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -210,6 +210,12 @@ class Derivative:
         return inner.initial(inputs, seed, index)
 
 
+@overload
+def vmap(target: Graph, in_axes: Axes = 0, out_axes: Axes = 0, size: int | str | Dim | None = None) -> Graph: ...
+@overload
+def vmap(
+    target: Any, in_axes: Axes = 0, out_axes: Axes = 0, size: int | str | Dim | None = None
+) -> Callable[..., Any]: ...
 @checked()
 def vmap(target: Any, in_axes: Axes = 0, out_axes: Axes = 0, size: int | str | Dim | None = None) -> Any:
     """Vectorize a graph, a model or a Python function of values over a new axis.
@@ -231,6 +237,10 @@ def vmap(target: Any, in_axes: Axes = 0, out_axes: Axes = 0, size: int | str | D
     raise _not_transformable(target)
 
 
+@overload
+def grad(target: Graph, of: str | None = None, wrt: Wrt = None) -> Graph: ...  # english: ok
+@overload
+def grad(target: Any, of: str | None = None, wrt: Wrt = None) -> Callable[..., Any]: ...  # english: ok
 @checked()
 def grad(target: Any, of: str | None = None, wrt: Wrt = None) -> Any:  # english: ok
     """Differentiate a scalar output ``of`` with respect to the inputs ``wrt``.
@@ -241,6 +251,10 @@ def grad(target: Any, of: str | None = None, wrt: Wrt = None) -> Any:  # english
     return _derived("grad", target, of, wrt)
 
 
+@overload
+def vjp(target: Graph, of: Names = None, wrt: Wrt = None) -> Graph: ...  # english: ok
+@overload
+def vjp(target: Any, of: Names = None, wrt: Wrt = None) -> Callable[..., Any]: ...  # english: ok
 @checked()
 def vjp(target: Any, of: Names = None, wrt: Wrt = None) -> Any:  # english: ok
     """Compute vector-Jacobian products: cotangents of the outputs times the Jacobian (reverse mode).
@@ -251,6 +265,10 @@ def vjp(target: Any, of: Names = None, wrt: Wrt = None) -> Any:  # english: ok
     return _derived("vjp", target, of, wrt)
 
 
+@overload
+def jvp(target: Graph, of: Names = None, wrt: Wrt = None) -> Graph: ...  # english: ok
+@overload
+def jvp(target: Any, of: Names = None, wrt: Wrt = None) -> Callable[..., Any]: ...  # english: ok
 @checked()
 def jvp(target: Any, of: Names = None, wrt: Wrt = None) -> Any:  # english: ok
     """Compute Jacobian-vector products: the Jacobian times tangents of the inputs (forward mode).
@@ -261,6 +279,10 @@ def jvp(target: Any, of: Names = None, wrt: Wrt = None) -> Any:  # english: ok
     return _derived("jvp", target, of, wrt)
 
 
+@overload
+def jacobian(target: Graph, of: Names = None, wrt: Wrt = None) -> Graph: ...  # english: ok
+@overload
+def jacobian(target: Any, of: Names = None, wrt: Wrt = None) -> Callable[..., Any]: ...  # english: ok
 @checked()
 def jacobian(target: Any, of: Names = None, wrt: Wrt = None) -> Any:  # english: ok
     """Compute Jacobians of shape [*output shape, *input shape].
@@ -270,6 +292,10 @@ def jacobian(target: Any, of: Names = None, wrt: Wrt = None) -> Any:  # english:
     return _derived("jacobian", target, of, wrt)
 
 
+@overload
+def hvp(target: Graph, of: str | None = None, wrt: Wrt = None) -> Graph: ...  # english: ok
+@overload
+def hvp(target: Any, of: str | None = None, wrt: Wrt = None) -> Callable[..., Any]: ...  # english: ok
 @checked()
 def hvp(target: Any, of: str | None = None, wrt: Wrt = None) -> Any:  # english: ok
     """Compute Hessian-vector products of a scalar output with tangents of the inputs.
@@ -280,6 +306,10 @@ def hvp(target: Any, of: str | None = None, wrt: Wrt = None) -> Any:  # english:
     return _derived("hvp", target, of, wrt)
 
 
+@overload
+def hessian(target: Graph, of: str | None = None, wrt: Wrt = None) -> Graph: ...  # english: ok
+@overload
+def hessian(target: Any, of: str | None = None, wrt: Wrt = None) -> Callable[..., Any]: ...  # english: ok
 @checked()
 def hessian(target: Any, of: str | None = None, wrt: Wrt = None) -> Any:  # english: ok
     """Compute the Hessian of a scalar output.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from mithril.compiler.evaluation import Evaluation
 from mithril.compiler.program import Interface, ProgramKey, ProgramKind, Results
@@ -72,6 +72,10 @@ class PureFunction:
         is_array, convert = self.backend.is_array, self.evaluation.parameters.convert
         return {n: x if is_array(x) else convert(n, x, types[n].dtype) for n, x in params.items()}
 
+    @overload
+    def __call__(self, params: Arrays, inputs: Any, state: None = None) -> dict[str, Any]: ...
+    @overload
+    def __call__(self, params: Arrays, inputs: Any, state: Arrays) -> tuple[dict[str, Any], dict[str, Any]]: ...
     def __call__(self, params: Arrays, inputs: Any, state: Arrays | None = None) -> Any:
         """Return the outputs by name; with ``state``, a pair of the outputs and the new state."""
         backend = self.backend

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self, TypeVar, cast
 
 from mithril.graph.errors import OperationError
 from mithril.graph.registry import index as indexed, operation
+
+T = TypeVar("T")
 
 
 def _unpacked(sizes: tuple[Any, ...]) -> Any:
@@ -15,16 +18,10 @@ def _unpacked(sizes: tuple[Any, ...]) -> Any:
     return only if is_shape else sizes
 
 
-def _operator(name: str, *, swap: bool = False) -> Any:
-    def apply(self: Any, other: Any) -> Any:
-        return operation(name)(other, self) if swap else operation(name)(self, other)
-
-    return apply
-
-
-def _reduction(name: str) -> Any:
-    def apply(self: Any, axis: Any = None, keepdims: bool = False, **attributes: Any) -> Any:
-        return operation(name)(self, axis=axis, keepdims=keepdims, **attributes)
+def _operator(name: str, *, swap: bool = False) -> Callable[[T, Any], T]:
+    def apply(self: T, other: Any) -> T:
+        result: T = operation(name)(other, self) if swap else operation(name)(self, other)
+        return result
 
     return apply
 
@@ -52,17 +49,17 @@ class Operators:
     __lt__, __le__ = _operator("less"), _operator("less_equal")
     __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
 
-    def __neg__(self) -> Any:
-        return operation("neg")(self)
+    def __neg__(self) -> Self:
+        return cast("Self", operation("neg")(self))
 
-    def __invert__(self) -> Any:
-        return operation("bitwise_not")(self)
+    def __invert__(self) -> Self:
+        return cast("Self", operation("bitwise_not")(self))
 
-    def __abs__(self) -> Any:
-        return operation("abs")(self)
+    def __abs__(self) -> Self:
+        return cast("Self", operation("abs")(self))
 
-    def __getitem__(self, index: Any) -> Any:
-        return indexed(self, index)
+    def __getitem__(self, index: Any) -> Self:
+        return cast("Self", indexed(self, index))
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -88,21 +85,39 @@ class Operators:
 
         return method
 
-    def reshape(self, *shape: Any) -> Any:
+    def reshape(self, *shape: Any) -> Self:
         """Return the same elements in another shape; one size may be -1."""
-        return operation("reshape")(self, shape=_unpacked(shape))
+        return cast("Self", operation("reshape")(self, shape=_unpacked(shape)))
 
-    def transpose(self, *perm: Any) -> Any:
+    def transpose(self, *perm: Any) -> Self:
         """Permute the axes; without arguments, reverse them."""
-        return operation("transpose")(self, perm=_unpacked(perm) or None)
+        return cast("Self", operation("transpose")(self, perm=_unpacked(perm) or None))
 
     @property
-    def T(self) -> Any:
+    def T(self) -> Self:
         return self.transpose()
 
-    sum, mean, prod = _reduction("sum"), _reduction("mean"), _reduction("prod")
-    max, min, var = _reduction("max"), _reduction("min"), _reduction("var")
+    def _reduced(self, name: str, axis: Any, keepdims: bool, attributes: dict[str, Any]) -> Self:
+        return cast("Self", operation(name)(self, axis=axis, keepdims=keepdims, **attributes))
 
-    def astype(self, dtype: Any) -> Any:
+    def sum(self, axis: Any = None, keepdims: bool = False, **attributes: Any) -> Self:
+        return self._reduced("sum", axis, keepdims, attributes)
+
+    def mean(self, axis: Any = None, keepdims: bool = False, **attributes: Any) -> Self:
+        return self._reduced("mean", axis, keepdims, attributes)
+
+    def prod(self, axis: Any = None, keepdims: bool = False, **attributes: Any) -> Self:
+        return self._reduced("prod", axis, keepdims, attributes)
+
+    def max(self, axis: Any = None, keepdims: bool = False, **attributes: Any) -> Self:
+        return self._reduced("max", axis, keepdims, attributes)
+
+    def min(self, axis: Any = None, keepdims: bool = False, **attributes: Any) -> Self:
+        return self._reduced("min", axis, keepdims, attributes)
+
+    def var(self, axis: Any = None, keepdims: bool = False, **attributes: Any) -> Self:
+        return self._reduced("var", axis, keepdims, attributes)
+
+    def astype(self, dtype: Any) -> Self:
         """Cast the elements to another dtype."""
-        return operation("cast")(self, dtype=dtype)
+        return cast("Self", operation("cast")(self, dtype=dtype))

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 _BUNDLED = Path(__file__).with_name("registry.json")
 REGISTRY = _BUNDLED if _BUNDLED.exists() else Path(__file__).parents[4] / "registry.json"  # of a clone
-_KNOWN: Mapping[str, Mapping[str, list[str]]] = json.loads(REGISTRY.read_text(encoding="utf-8"))
+_KNOWN: Mapping[str, Mapping[str, Collection[str]]] = json.loads(REGISTRY.read_text(encoding="utf-8"))
 
 
 def _homes(kind: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class CBackend(Backend):
     name = "c"
     dtypes: ClassVar[frozenset[DType]] = frozenset(ALL)
 
-    def __new__(cls, *, device: str | None = None, **settings: Any) -> Any:
+    def __new__(cls, *, device: str | None = None, **settings: Any) -> Self:
         """Return the backend of a device of another distribution, ``device="opencl"``, in place of this one."""
         name, _, number = (device or "cpu").partition(":")
         if name == "cpu" or name not in plugins.devices():
@@ -56,7 +56,7 @@ class CBackend(Backend):
             if settings.pop(key, None) is not None:
                 raise OptionError(f"CBackend: {key}= concerns CPUs, not the device '{device}'", hint=f"omit {key}=")
         kind = plugins.load_device(name)
-        return kind(device=f"{kind.devices[0]}:{number}" if number else None, **settings)
+        return cast("Self", kind(device=f"{kind.devices[0]}:{number}" if number else None, **settings))
 
     def __init__(
         self,

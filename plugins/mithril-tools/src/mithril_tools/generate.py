@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from mithril_tools.operation_stubs import layers_stub, operations_stub
-from mithril_tools.stubs import face_stub, package_stub
+from mithril_tools.stubs import face_stub, methods_stub, package_stub, registered
 
 
 def stubs(core: Path) -> dict[Path, str]:
@@ -19,6 +19,7 @@ def stubs(core: Path) -> dict[Path, str]:
     packages = sorted(path.parent for path in core.glob("*/__init__.py") if "lazy_exports(" in path.read_text("utf-8"))
     return {
         core / "__init__.pyi": face_stub(),
+        core / "compiler/plugin_methods.pyi": methods_stub(registered("methods")),
         core / "ops/__init__.pyi": operations_stub(),
         core / "models/layers/operation_layers.pyi": layers_stub(),
         **{folder / "__init__.pyi": package_stub(f"mithril.{folder.name}") for folder in packages},

@@ -15,6 +15,8 @@ from mithril import plugins
 from mithril.plugins import pip_hints
 
 KINDS = ("backends", "exports", "methods", "formats", "architectures", "options", "passes", "targets")
+LOADED = ("exports", "methods")  # kinds whose names have the place of their object, for type checkers
+Names = list[str] | dict[str, str]
 
 
 def _targets() -> list[tuple[str, Any]]:
@@ -23,7 +25,7 @@ def _targets() -> list[tuple[str, Any]]:
     return [(name, registered) for registered in targets for name in (registered.spec.name, *registered.spec.aliases)]
 
 
-def entry(distribution: str) -> dict[str, list[str]]:
+def entry(distribution: str) -> dict[str, Names]:
     """Return the names that an installed distribution provides, by kind."""
     tables: dict[str, Iterable[tuple[str, Any]]] = {
         "backends": plugins.backends().items(),
@@ -35,11 +37,15 @@ def entry(distribution: str) -> dict[str, list[str]]:
         "passes": plugins.passes().items(),
         "targets": _targets(),
     }
-    names = {
-        kind: sorted(name for name, registered in tables[kind] if registered.plugin.distribution == distribution)
+    specs_of = {
+        kind: {name: one.spec for name, one in tables[kind] if one.plugin.distribution == distribution}
         for kind in KINDS
     }
-    return {kind: listed for kind, listed in names.items() if listed}
+    return {
+        kind: {name: specs[name].loads for name in sorted(specs)} if kind in LOADED else sorted(specs)
+        for kind, specs in specs_of.items()
+        if specs
+    }
 
 
 def known_text(more: Iterable[str] = ()) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from itertools import count
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self, cast
 
 import numpy as np
 
@@ -118,10 +118,10 @@ class Connection(Operators):
 
         return apply(op, operands, attributes)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Self:
         from mithril.models.language.apply_op import apply_index
 
-        return apply_index(self, index)
+        return cast("Self", apply_index(self, index))
 
     def __eq__(self, other: object) -> Any:
         return self is other if other is None else operation("equal")(self, other)

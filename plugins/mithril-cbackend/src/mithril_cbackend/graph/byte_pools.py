@@ -48,7 +48,7 @@ def scaled(b: Builder, sums: Value, zero: int, scale: float, window: Any, image:
     if isinstance(size, int) and (image is None or is_static(image)):
         counts = np.asarray(ops.avg_pool(np.ones(image, np.float32), **settings)) * size if image else size
         factors = (factor / np.float32(counts)).astype(np.float32)
-        return (sums - float(zero * size)) * (b.constant(factors, name="shares") if image else float(factors))  # type: ignore[no-any-return]
+        return (sums - float(zero * size)) * (b.constant(factors, name="shares") if image else float(factors))
     number = float(size) if isinstance(size, int) else ops.cast(ops.size_value(value=size), dtype="float32")
     exact, counts = sums - number * float(zero), number
     if image is not None:

@@ -194,7 +194,7 @@ class IntegerProducts:
         total = ops.cast(sums, dtype="float32")
         # Both factors are known: one multiplication per result instead of two.
         if isinstance(scale, float):
-            return total * b.constant((weights.scale * np.float32(scale)).astype(np.float32), name="scale")  # type: ignore[no-any-return]
+            return total * b.constant((weights.scale * np.float32(scale)).astype(np.float32), name="scale")
         factor = ops.reshape(scale, shape=(*scale.shape, 1)) if scale.ndim else scale
         return total * factor * b.constant(weights.scale, name="scale")  # type: ignore[no-any-return]
 

@@ -41,7 +41,7 @@ def generate(
     on_token: Callable[[int, int], Any] | None = None,
     draft: Any = None,
     draft_tokens: int = 4,
-) -> Any:
+) -> list[Any]:
     """Return the tokens that continue a prompt, or those of each prompt of a batch, whose lengths may differ.
 
     ``model`` is a compiled decoder with a cache, a runner of it, or a ``Session``, whose cache is reused as far as it

@@ -122,7 +122,14 @@ class TrainerValues(metaclass=CheckedType):
         """
         self._assign("parameter", self.engine.parameters, params, 0)
 
-    params = property(get_params, set_params)
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters; reading copies them, assigning replaces some or all."""
+        return self.get_params()
+
+    @params.setter
+    def params(self, params: Mapping[str, Any]) -> None:
+        self.set_params(params)
 
     @property
     def averaged(self) -> dict[str, Any]:
