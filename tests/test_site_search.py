@@ -30,6 +30,10 @@ own data set: recipes
 fastapi: recipes
 serve a model: recipes
 docker: recipes
+mixed precision: recipes
+read a profile: recipes
+kv cache: recipes
+gradio: recipes
 load pytorch weights: importing
 many devices: many-devices
 image classifier: tutorials/image-classifier
