@@ -38,7 +38,7 @@ WEIGHTS |= {
     "distributions/": 1,
     "notebooks/": 2,
     "recipes": 12,
-    "tutorials/": 6,
+    "tutorials/": 2,
     "start": 6,
     "errors": 6,
     "options": 6,
