@@ -198,7 +198,8 @@ def test_stub_of_operations_has_every_signature_and_text():
 
 
 def test_stub_of_layers_has_every_signature_and_text():
-    classes = stub_classes(operation_stubs.layers_stub())
+    text = operation_stubs.layers_stub().replace(operation_stubs.ONE_OUTPUT, "")  # no layer of its own
+    classes = stub_classes(text)
     home = inspect.getmodule(models.Relu.__mro__[1]).__name__
     wrapped = {n: cls for n, cls in layer_classes().items() if cls.__module__ == home}
     assert set(classes) - {"OperationLayer"} == set(wrapped)
