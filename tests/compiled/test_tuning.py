@@ -38,7 +38,7 @@ def test_candidates_are_timed_interleaved_and_slow_ones_dropped(clock):
 
         return call
 
-    times = time_interleaved({"fast": way("fast", 0.001), "slow": way("slow", 0.01)}, seconds=0.15)
+    times = time_interleaved({"fast": way("fast", 0.001), "slow": way("slow", 0.01)}, id, seconds=0.15)
     assert times["slow"] > 3 * times["fast"]
     assert calls["slow"] <= 4 < calls["fast"]
 
@@ -48,10 +48,36 @@ def test_waiting_for_a_processor_is_left_out_of_long_calls(clock, monkeypatch):
     from mithril.system import timing
 
     monkeypatch.setattr(timing, "run_queue_seconds", lambda: 0.5 * clock.now)
-    times = time_interleaved({"long": lambda: clock.sleep(0.02)}, seconds=0.1)
+    times = time_interleaved({"long": lambda: clock.sleep(0.02)}, id, seconds=0.1)
     assert times["long"] == pytest.approx(0.01, rel=0.01)
-    times = time_interleaved({"short": lambda: clock.sleep(0.0002)}, seconds=0.02)
+    times = time_interleaved({"short": lambda: clock.sleep(0.0002)}, id, seconds=0.02)
     assert times["short"] == pytest.approx(0.00022, rel=0.01)
+
+
+def test_results_are_waited_for(clock):
+    """As if the backend recorded calls, and computed when a result is read."""
+    times = time_interleaved({"lazy": lambda: 0.01}, clock.sleep, seconds=0.1)
+    assert times["lazy"] == pytest.approx(0.01, rel=0.01)
+
+
+def test_interrupted_rounds_drop_no_candidate(clock):
+    interruptions = iter([0, 0, 0.05, 0.05])  # after the call that is not timed, two of three rounds
+
+    def best():
+        clock.sleep(0.002 + next(interruptions, 0))
+
+    times = time_interleaved({"best": best, "other": lambda: clock.sleep(0.0025)}, id, seconds=0.2)
+    assert times["best"] < times["other"] and times.is_faster("best", "other", 0.1)
+
+
+def test_rounds_that_disagree_decide_nothing(clock):
+    rounds = iter(range(1000))
+
+    def changing():
+        clock.sleep(0.002 if next(rounds) % 5 < 3 else 0.006)
+
+    times = time_interleaved({"steady": lambda: clock.sleep(0.003), "changing": changing}, id, seconds=0.2)
+    assert times["changing"] < 0.8 * times["steady"] and not times.is_faster("changing", "steady", 0.1)
 
 
 # -- tuning -------------------------------------------------------------------------------------------------------

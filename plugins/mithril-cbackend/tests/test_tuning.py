@@ -240,7 +240,7 @@ def test_programs_on_disk_are_those_of_their_schedules(tmp_path: Path, file: Pat
 def test_a_search_keeps_faster_schedules(tmp_path: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     times = {OTHER: 0.5, BETTER: 0.4}  # of the usual time; the second is faster only by itself
 
-    def raced(calls: Any, **_: Any) -> dict[Any, float]:
+    def raced(calls: Any, *_: Any, **__: Any) -> dict[Any, float]:
         result = {}
         for name, call in calls.items():
             machine = call.executable.machine
@@ -271,7 +271,7 @@ def test_no_trial_starts_after_the_time_limit(seconds: int, tmp_path: Path, monk
         starts.append(clock.now)
         clock.now += 1
 
-    def compared(calls: dict[str, Any], seconds: float, **options: Any) -> dict[str, float]:
+    def compared(calls: dict[str, Any], synchronize: Any, seconds: float, **options: Any) -> dict[str, float]:
         clock.now += seconds
         return dict.fromkeys(calls, 1.0)
 

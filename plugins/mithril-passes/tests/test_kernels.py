@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -172,7 +173,36 @@ def test_the_fastest_way_is_taken_and_remembered(tmp_path, monkeypatch):
     assert str(again) == str(result) and Sluggish.built == 0
     monkeypatch.setattr(kernel_selection, "package_version_key", lambda name: "another version")
     kernel_choice(large_conv(), PassContext(backend=Sluggish(), options={"cache_dir": tmp_path}))
-    assert Sluggish.built == 2
+    assert Sluggish.built == 4  # both alone, and in the graph
+
+
+def test_old_measurements_are_repeated(tmp_path, monkeypatch):
+    context = PassContext(backend=Sluggish(), options={"cache_dir": tmp_path})
+    kernel_choice(large_conv(), context)
+    Sluggish.built = 0
+    month = SimpleNamespace(time=lambda: time.time() + 31 * 24 * 3600)
+    monkeypatch.setattr("mithril.system.measured.time", month)
+    kernel_choice(large_conv(), context)
+    assert Sluggish.built == 4
+
+
+def test_a_variant_that_does_not_make_the_program_faster_is_refused(tmp_path):
+    class Coupled(Sluggish):
+        """A backend on which the variant is faster alone, but not next to another operation."""
+
+        def build(self, graph, options=None):
+            executable = NumpyBackend.build(self, graph, options)
+            names = {n.op.name for n in graph.nodes}
+            seconds = 0.003 if "conv" in names or "tanh" in names else 0.0
+            return lambda params, inputs: (self.clock.sleep(seconds), executable(params, inputs))[1]
+
+    with Builder() as b:
+        y = ops.tanh(ops.conv(b.input("x", (1, 16, 32, 32)), b.input("w", (16, 16, 1, 1)), **ONE))
+    graph = b.build({"y": y})
+    context = PassContext(backend=Coupled(), options={"cache_dir": tmp_path})
+    assert kernel_choice(graph, context) is graph
+    (decision,) = context.decisions.of("choice")
+    assert "is faster alone, but the program is not" in decision.message and "times as fast" not in str(decision)
 
 
 def test_fast_operations_are_unchanged(tmp_path):

@@ -8,6 +8,7 @@ HOMES = {
     "files": ("check_archive",),
     "fingerprints": ("UnhashableObject", "fields", "fingerprint", "package_content", "package_version_key"),
     "launchers": ("LaunchedTask", "launched_task", "shared_attempt"),
-    "timing": ("Lap", "Stopwatch", "lower_quartile", "time_interleaved"),
+    "measured": ("read_measured", "save_measured"),
+    "timing": ("Lap", "Stopwatch", "Times", "lower_quartile", "time_interleaved"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

@@ -73,23 +73,39 @@ def run_queue_seconds() -> float:
 K = TypeVar("K")
 # Seconds. Longer calls are likely to be preempted; for shorter ones, reading the run-queue wait costs too much.
 LONG = 1e-3
+AGREEING = 0.75  # of the rounds, in which an alternative must be faster to count as faster
+
+
+class Times(dict[K, float]):
+    """The seconds per call of each alternative, with the times of all rounds."""
+
+    rounds: dict[K, list[float]]
+
+    def is_faster(self, one: K, other: K, margin: float) -> bool:
+        """Whether one alternative takes less time than another by this fraction, and nearly all rounds agree."""
+        limit = 1 - margin
+        pairs = list(zip(self.rounds[one], self.rounds[other], strict=False))  # of the rounds that both ran in
+        agreeing = sum(a < b for a, b in pairs)
+        return self[one] < limit * self[other] and agreeing >= AGREEING * len(pairs)
 
 
 def time_interleaved(
     calls: Mapping[K, Callable[[], Any]],
+    synchronize: Callable[[Any], Any],
     *,
     seconds: float = 1.0,
     rounds: int = 5,
     hopeless: float = 1.5,
     of: Callable[[Sequence[float]], float] = statistics.median,
-) -> dict[K, float]:
+) -> Times[K]:
     """Return the seconds per call of each alternative, by default the median of all rounds.
 
-    Long calls are timed without run-queue wait. An alternative that is ``hopeless`` times slower than the best after
-    three rounds is dropped. ``of`` reduces the times of all rounds.
+    ``synchronize`` waits for the result of a call, as lazy backends only record operations. Long calls are timed
+    without run-queue wait. An alternative whose fastest of three rounds is ``hopeless`` times slower than the best one
+    is dropped. ``of`` reduces the times of all rounds.
     """
     times: dict[K, list[float]] = {name: [] for name in calls}
-    racing = dict(calls)
+    racing = {name: _synchronized(call, synchronize) for name, call in calls.items()}
     for call in racing.values():
         call()  # warm up
     begin = time.perf_counter()
@@ -97,17 +113,23 @@ def time_interleaved(
     while len(max(times.values(), key=len)) < rounds or time.perf_counter() - begin < seconds:
         for name, call in racing.items():
             times[name].append(clock(call))
-        best = min(statistics.median(t) for t in times.values())
+        best = min(map(min, times.values()))
         for name in list(racing):
-            # Three rounds, so that one interruption does not decide.
-            if len(times[name]) >= 3 and statistics.median(times[name]) > hopeless * best:
+            # The fastest of three rounds, because interruptions only make rounds slower.
+            if len(times[name]) >= 3 and min(times[name]) > hopeless * best:
                 del racing[name]
         clock = _cpu_seconds if max(min(t) for t in times.values()) > LONG else _wall_seconds
         # Minimal rounds of slow alternatives may take longer than the time that the caller gave; this
         # ends them.
         if time.perf_counter() - begin > 10 * seconds:
             break
-    return {name: of(t) for name, t in times.items()}
+    result = Times({name: of(t) for name, t in times.items()})
+    result.rounds = times
+    return result
+
+
+def _synchronized(call: Callable[[], Any], synchronize: Callable[[Any], Any]) -> Callable[[], Any]:
+    return lambda: synchronize(call())
 
 
 def _wall_seconds(call: Callable[[], Any]) -> float:

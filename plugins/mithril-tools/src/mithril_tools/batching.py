@@ -62,10 +62,10 @@ def find_batch_size(
     def rate(size: int) -> float:
         resized_inputs = resized(compiled, inputs, size)
 
-        def call() -> None:
-            compiled.backend.synchronize(compiled.evaluate(weights, resized_inputs))
+        def call() -> Any:
+            return compiled.evaluate(weights, resized_inputs)
 
-        return size / time_interleaved({"": call}, seconds=seconds / 4, rounds=3)[""]
+        return size / time_interleaved({"": call}, compiled.backend.synchronize, seconds=seconds / 4, rounds=3)[""]
 
     best, rates = fastest_batch(rate, fits)
     return BatchChoice(best, fits, rates, {size: needs(size) for size in rates})

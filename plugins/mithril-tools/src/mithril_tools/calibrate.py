@@ -7,7 +7,6 @@ disk.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -20,7 +19,7 @@ import numpy as np
 from mithril.backend import checked
 from mithril.compiler import CompiledModel, compile as compile_model, make_backend, resolve_options
 from mithril.graph import Graph, InputError
-from mithril.system import Lap, Stopwatch, Store, fingerprint, lower_quartile
+from mithril.system import Lap, Stopwatch, Store, fingerprint, lower_quartile, read_measured, save_measured
 from mithril_tools.calibration_models import Case, corpus
 from mithril_tools.cost_model import PLAIN, CostModel, Estimate, Sample
 from mithril_tools.op_timing import repeated_ops
@@ -66,7 +65,7 @@ def calibrate(
     model = fit_coefficients(measure(instance, corpus(), rounds, progress))
     target_store = _store(store)
     if target_store is not None:
-        target_store.put(_key(instance), {"cost_model": _to_json(model)})
+        save_measured(target_store, _key(instance), _stored(model))
     return model
 
 
@@ -75,8 +74,9 @@ def calibration(
 ) -> CostModel | None:
     """Return the cost model that ``calibrate`` stored for this backend, versions and machine, or None."""
     source_store = _store(store)
-    parts = source_store.get(_key(make_backend(backend, resolve_options({})))) if source_store is not None else None
-    return _read(parts["cost_model"]) if parts is not None and "cost_model" in parts else None
+    if source_store is None:
+        return None
+    return _read(read_measured(source_store, _key(make_backend(backend, resolve_options({})))))
 
 
 @checked()
@@ -222,16 +222,13 @@ def _key(backend: Backend) -> str:
     return fingerprint("cost model", backend.identity(), machine(), stamps(backend))
 
 
-def _to_json(model: CostModel) -> bytes:
+def _stored(model: CostModel) -> dict[str, Any]:
     samples = [list(asdict(s).values()) for s in model.samples]
-    return json.dumps(
-        {"samples": samples, "coefficients": list(model.coefficients), "relative_error": model.relative_error}
-    ).encode()
+    return {"samples": samples, "coefficients": list(model.coefficients), "relative_error": model.relative_error}
 
 
-def _read(text: bytes) -> CostModel | None:
+def _read(data: Any) -> CostModel | None:
     try:
-        data = json.loads(text)
         samples = [Sample(op, kind, tuple(size), seconds) for op, kind, size, seconds in data["samples"]]
         coefficients, error = tuple(map(float, data["coefficients"])), float(data["relative_error"])
     except (ValueError, KeyError, TypeError):

@@ -7,9 +7,8 @@ version or the machine changes. ``optimization_level="high"`` uses it.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from mithril.backend import checked
 from mithril.compiler import compile as compile_model, make_backend, resolve_options
 from mithril.graph import LEVELS, MithrilError, OptionError, dtype as as_dtype
 from mithril.models import flatten
-from mithril.system import Store, UnhashableObject, fingerprint, time_interleaved
+from mithril.system import Store, UnhashableObject, fingerprint, read_measured, save_measured, time_interleaved
 from mithril_tools.diff import TOLERANCE, relative_error
 from mithril_tools.tuning_cache import machine, save_best, stamps, tuning_in_progress
 
@@ -88,7 +87,7 @@ def tune(
     if not isinstance(store, Store) and store is not False:
         cache = Store(settings["cache_dir"] if store is True else store)
     key = _key(model, instance, arrays, options, knobs, gradients_of) if isinstance(cache, Store) else None
-    entry = cache.get(key) if isinstance(cache, Store) and key is not None else None
+    entry = read_measured(cache, key) if isinstance(cache, Store) and key is not None else None
     with tuning_in_progress():
         if entry is not None:
             result = _read(entry, knobs)
@@ -97,7 +96,7 @@ def tune(
                 return result
         result = _search(model, instance, arrays, options, knobs, gradients_of, seconds)
     if isinstance(cache, Store) and key is not None:
-        cache.put(key, {"tuned": _to_json(result).encode()})
+        save_measured(cache, key, _stored(result))
         shapes = {n: a.shape for n, a in arrays.items()}
         save_best(
             cache,
@@ -138,12 +137,14 @@ def _search(
                 racing.pop(k, None)
         if not racing:
             continue
-        times = time_interleaved({None: current.call, **{k: c.call for k, c in racing.items()}}, seconds=seconds)
+        calls: dict[int | None, Callable[[], Any]] = {None: current.call, **{k: c.call for k, c in racing.items()}}
+        times = time_interleaved(calls, backend.synchronize, seconds=seconds)
         tried += [(knob, values[k], times[k], "") for k in racing]
         winner = min(racing, key=lambda k: times[k])
-        if times[winner] < (1 - MARGIN) * times[None]:
+        if times.is_faster(winner, None, MARGIN):
             best[knob], current = values[winner], racing[winner]
-    final = time_interleaved({"best": current.call, "default": base.call}, seconds=seconds)
+    last = {"best": current.call, "default": base.call}
+    final = time_interleaved(last, backend.synchronize, seconds=seconds)
     if final["best"] > final["default"]:  # the winners of single comparisons lost the final one
         best, current = {}, base
         final["best"] = final["default"]
@@ -162,9 +163,7 @@ class _Candidate:
         self.of = gradients_of
 
     def call(self) -> Any:
-        results = self.compiled.evaluate(self.params, self.inputs, self.of, training=False)
-        self.compiled.backend.synchronize(results)
-        return results
+        return self.compiled.evaluate(self.params, self.inputs, self.of, training=False)
 
     def results(self) -> dict[str, np.ndarray[Any, Any]]:
         results = self.call()
@@ -199,18 +198,17 @@ def _key(model: Any, backend: Any, arrays: Any, options: Any, knobs: Any, gradie
         return None
 
 
-def _to_json(tuned: TuningResult) -> str:
+def _stored(tuned: TuningResult) -> dict[str, Any]:
     for name, value in tuned.options.items():
         if not isinstance(value, (bool, int, float, str, dict, type(None))):
             raise OptionError(
                 f"tune: cannot store the choice {name}={value!r}", hint="pass store=False to measure without storing"
             )
-    return json.dumps({"options": tuned.options, "seconds": tuned.seconds, "default": tuned.default_seconds})
+    return {"options": tuned.options, "seconds": tuned.seconds, "default": tuned.default_seconds}
 
 
-def _read(parts: Mapping[str, bytes], knobs: Mapping[str, Sequence[Any]]) -> TuningResult | None:
+def _read(data: Any, knobs: Mapping[str, Sequence[Any]]) -> TuningResult | None:
     try:
-        data = json.loads(parts["tuned"])
         options = dict(data["options"])
         if any(name not in knobs or value not in knobs[name] for name, value in options.items()):
             return None

@@ -124,7 +124,8 @@ def tune_operation(operation: Operation, machine: Machine, seconds: float, trial
         calls[schedule] = Call(graph, replace(machine, schedules={operation.name: schedule}), compile_graph.compiled)
         if time.perf_counter() > end:
             break
-    times = time_interleaved(calls, seconds=max(MIN_SECONDS, seconds / 2), hopeless=HOPELESS, of=lower_quartile)
+    seconds = max(MIN_SECONDS, seconds / 2)
+    times = time_interleaved(calls, tuning.finished, seconds=seconds, hopeless=HOPELESS, of=lower_quartile)
     order = sorted(times.items(), key=lambda item: item[1])
     return Row(operation, len(times) - 1, times[DEFAULT], order[:FINALISTS])
 
@@ -138,9 +139,8 @@ def tune_program(graph: Any, machine: Machine, rows: Sequence[Row], end: float) 
         )
 
     def race(calls: Mapping[str, Call]) -> dict[str, float]:
-        return time_interleaved(
-            calls, seconds=max(MIN_SECONDS, (end - time.perf_counter()) / (4 * len(rows) + 4)), of=lower_quartile
-        )
+        seconds = max(MIN_SECONDS, (end - time.perf_counter()) / (4 * len(rows) + 4))
+        return time_interleaved(calls, tuning.finished, seconds=seconds, of=lower_quartile)
 
     default: dict[str, str] = {row.operation.name: DEFAULT for row in rows}
     best = {row.operation.name: row.finalists[0][0] for row in rows}

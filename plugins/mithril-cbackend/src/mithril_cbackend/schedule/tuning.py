@@ -15,7 +15,7 @@ from mithril import ops
 from mithril.backend import BuildOptions
 from mithril.graph import Builder, Graph, Input, Node, Value, float32, iterate
 from mithril.passes import random_arguments
-from mithril.system import Store, fingerprint, package_version_key, time_interleaved
+from mithril.system import Store, fingerprint, package_version_key, read_measured, save_measured, time_interleaved
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph.fusion import known_weights
 from mithril_cbackend.lowering.conv import direct_convolution
@@ -119,12 +119,12 @@ def measure(
 
 
 def load_cached(store: Store, name: str, machine: Machine) -> str | None:
-    entry = store.get(_key(name, machine))
-    return entry["schedule"].decode() if entry is not None else None
+    entry = read_measured(store, _key(name, machine))
+    return entry if isinstance(entry, str) else None
 
 
 def save_cached(store: Store, name: str, machine: Machine, schedule: str) -> None:
-    store.put(_key(name, machine), {"schedule": schedule.encode()})
+    save_measured(store, _key(name, machine), schedule)
 
 
 def _key(name: str, machine: Machine) -> str:
@@ -164,9 +164,14 @@ def fastest(operation: Operation, machine: Machine, compiled: Compile) -> str:
     calls = {DEFAULT: Call(graph, machine, compiled)}
     for schedule in operation.choices(machine):
         calls[schedule] = Call(graph, replace(machine, schedules={operation.name: schedule}), compiled)
-    times = time_interleaved(calls, seconds=SECONDS)
+    times = time_interleaved(calls, finished, seconds=SECONDS)
     best = min(times, key=lambda n: times[n])
-    return best if times[best] < (1 - MARGIN) * times[DEFAULT] else DEFAULT
+    return best if times.is_faster(best, DEFAULT, MARGIN) else DEFAULT
+
+
+def finished(result: Any) -> Any:
+    """Return the result of a call: kernels run before it returns."""
+    return result
 
 
 def single(graph: Graph, node: Node) -> Graph:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from mithril.backend import CheckedType
 from mithril.graph import BackendError, InputError
-from mithril.system import Store, fingerprint, time_interleaved
+from mithril.system import Store, fingerprint, read_measured, save_measured, time_interleaved
 from mithril_mlx.mlx_loader import BLAS, mx
 from mithril_mlx.utilities.tensor_cache import seconds
 from mithril_tools.diff import relative_error
@@ -117,11 +117,11 @@ class MlxAutoTuner(metaclass=CheckedType):
                     elif tolerance is not None and (error := _max_relative_error(reference, leaves)) > tolerance:
                         failed[config] = f"its results differ by {error:.2g}"
                         continue
-                    racing[config] = _synchronous(way, arrays)
+                    racing[config] = partial(way, *arrays)
                 except Exception as error:
                     failed[config] = f"{type(error).__name__}: {error}"
             return self._decided(
-                name, time_interleaved(racing, seconds=seconds, of=_quartile) if racing else {}, failed
+                name, time_interleaved(racing, mx.eval, seconds=seconds, of=_quartile) if racing else {}, failed
             )
 
         return self._cached_or_search(name, list(ways), arrays, search, lambda: search(seconds / 10), anew)
@@ -160,15 +160,12 @@ class MlxAutoTuner(metaclass=CheckedType):
         self._checked.add((name, kinds))
         if self._store is not None:
             data = {"best": result.best, "seconds": result.seconds, "failed": result.failed}
-            self._store.put(_key(name, kinds), {"tuned": json.dumps(data).encode()})
+            save_measured(self._store, _key(name, kinds), data)
         return result
 
     def _read(self, name: str, kinds: Hashable) -> Benchmark | None:
-        parts = self._store.get(_key(name, kinds)) if self._store is not None else None
-        if parts is None:
-            return None
+        data: Any = read_measured(self._store, _key(name, kinds)) if self._store is not None else None
         try:
-            data = json.loads(parts["tuned"])
             times = {str(c): float(s) for c, s in data["seconds"].items()}
             benchmark = Benchmark(name, str(data["best"]), times, dict(data["failed"]), True)
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -207,13 +204,6 @@ def _array_types(arrays: Sequence[Any]) -> Hashable:
 
 def _quartile(times: Sequence[float]) -> float:
     return float(np.quantile(times, 0.25))
-
-
-def _synchronous(way: Callable[..., Any], arrays: Sequence[Any]) -> Callable[[], Any]:
-    def call() -> None:
-        mx.eval(way(*arrays))
-
-    return call
 
 
 def _leaves(result: Any) -> list[np.ndarray[Any, Any]]:

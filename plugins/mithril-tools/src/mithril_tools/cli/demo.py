@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from rich.markup import escape
 
 from mithril import plugins
 from mithril.graph import MithrilError, PluginError
+from mithril.system import time_interleaved
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BATCH, SIZE, CLASSES = 8, 24, 10
 TOLERANCE = 1e-3  # of the largest element: a few layers in float32, with different orders of summation
-CALLS = 20
+SECONDS = 0.2  # to time a call
 
 
 def model() -> Model:
@@ -81,29 +81,21 @@ def run(name: str) -> Run:
         seed = {"output": backend.array(np.linspace(-1, 1, BATCH * CLASSES, dtype=np.float32).reshape(BATCH, CLASSES))}
 
         def call() -> Any:
-            return backend.synchronize(compiled.evaluate(params, inputs, training=False))
+            return compiled.evaluate(params, inputs, training=False)
 
         def differentiate() -> Any:
-            return backend.synchronize(compiled.evaluate(params, inputs, seed, training=False))
+            return compiled.evaluate(params, inputs, seed, training=False)
 
         done.outputs = {k: backend.to_numpy(v) for k, v in compiled.evaluate(params, inputs, training=False).items()}
         done.compile_seconds = time.perf_counter() - start
         done.graph = compiled.graph  # of the forward program; that of the gradients follows
         gradients = compiled.evaluate(params, inputs, seed, training=False)[1]
         done.gradients = {k: backend.to_numpy(v) for k, v in gradients.items()}
-        done.call_seconds, done.gradient_seconds = _median(call), _median(differentiate)
+        done.call_seconds = time_interleaved({"": call}, backend.synchronize, seconds=SECONDS)[""]
+        done.gradient_seconds = time_interleaved({"": differentiate}, backend.synchronize, seconds=SECONDS)[""]
     except Exception as error:  # an error of one backend must not hide the others
         done.error = str(error) if isinstance(error, MithrilError) else f"{type(error).__name__}: {error}"
     return done
-
-
-def _median(call: Any) -> float:
-    times = []
-    for _ in range(CALLS):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 def _difference(left: Arrays, right: Arrays) -> float:
