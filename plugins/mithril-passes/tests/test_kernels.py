@@ -12,7 +12,7 @@ import pytest
 import mithril as ml
 from mithril import ops
 from mithril.backend.base import BuildOptions
-from mithril.graph import Builder
+from mithril.graph import Builder, Dim
 from mithril.graph.evaluation import evaluate
 from mithril.models import Conv2d, Linear, Model
 from mithril.passes import PassContext, random_arguments
@@ -203,6 +203,17 @@ def test_a_variant_that_does_not_make_the_program_faster_is_refused(tmp_path):
     assert kernel_choice(graph, context) is graph
     (decision,) = context.decisions.of("choice")
     assert "is faster alone, but the program is not" in decision.message and "times as fast" not in str(decision)
+
+
+def test_a_program_of_open_sizes_is_unchanged_as_it_cannot_be_timed(tmp_path):
+    with Builder() as b:
+        y = ops.conv(b.input("x", (1, 16, 32, 32)), b.input("w", (16, 16, 1, 1)), **ONE)
+        z = ops.tanh(b.input("z", (Dim("B", 1, 8), 4)))
+    graph = b.build({"y": y, "z": z})
+    context = PassContext(backend=Sluggish(), options={"cache_dir": tmp_path})
+    assert kernel_choice(graph, context) is graph
+    (decision,) = context.decisions.of("choice")
+    assert "is faster alone, but the program cannot be timed" in decision.message
 
 
 def test_fast_operations_are_unchanged(tmp_path):

@@ -52,29 +52,34 @@ def kernel_choice(graph: Graph, context: PassContext) -> Graph:
     if editor is None:
         return graph
     after = editor.freeze()
-    gain = _gain(graph, after, backend, store, context)
+    gain = _gain(graph, after, backend, store, context) if _is_timeable(graph) and _is_timeable(after) else None
     for node, choice in selected:
         sizes = ", ".join(str(v.type) for v in node.operands if v is not None)
         if gain is None:
+            text = f"'{node.op.name}' of {sizes} stays: {choice.name} is faster alone, but the program cannot be timed"
+        elif gain <= 1:
             text = f"'{node.op.name}' of {sizes} stays: {choice.name} is faster alone, but the program is not"
         else:
             text = f"'{node.op.name}' of {sizes} as {choice.name}: the program is {gain:.2f} times as fast, measured"
         context.record("choice", text, node.origin)
-    return graph if gain is None else after
+    return after if gain is not None and gain > 1 else graph
 
 
-def _gain(before: Graph, after: Graph, backend: Backend, store: Store, context: PassContext) -> float | None:
-    """Return how many times as fast a graph is with the selected variants; None if it is not faster."""
-    if not all(v.type.is_static for graph in (before, after) for node in graph.nodes for v in node.results):
-        return None
+def _is_timeable(graph: Graph) -> bool:
+    """Whether sizes are static, and all nodes are for this backend."""
+    return all(n.tags.get("backend") is None and all(v.type.is_static for v in n.results) for n in graph.nodes)
+
+
+def _gain(before: Graph, after: Graph, backend: Backend, store: Store, context: PassContext) -> float:
+    """Return how many times as fast a graph is with the selected variants; 1 if it is not clearly faster."""
     key = fingerprint("kernels of a graph", structural_hash(before), structural_hash(after), _environment(backend))
     gain = read_measured(store, key)
     if gain is None:
         calls = {name: _caller(graph, backend, context) for name, graph in ((OWN, before), ("selected", after))}
         times = time_interleaved(calls, backend.synchronize, seconds=SECONDS, rounds=ROUNDS)
-        gain = times[OWN] / times["selected"] if times.is_faster("selected", OWN, LEAST_GAIN) else 0.0
+        gain = times[OWN] / times["selected"] if times.is_faster("selected", OWN, LEAST_GAIN) else 1.0
         _save(store, key, gain, context)
-    return gain or None
+    return float(gain)
 
 
 def _save(store: Store, key: str, result: Any, context: PassContext) -> None:
