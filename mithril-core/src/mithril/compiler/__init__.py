@@ -33,6 +33,7 @@ HOMES = {
     ),
     "steps": ("ModelCompiler", "compile"),
     "transformed_source": ("Transformed",),
+    "unused_parts": ("ADDED_LOSS", "Unused"),
     "watching": ("watch",),
     "weight_files": ("load_file", "save_file"),
 }

@@ -183,6 +183,9 @@ class Evaluation:
                 facts=[f"expected: {', '.join(self.specs)}", f"got: {type(inputs).__name__}"],
             )
         arguments = dict(inputs)
+        for name in self.compiler.unused.inputs:
+            if arguments.pop(name, None) is not None:
+                self.decisions.record("choice", f"input '{name}' is ignored: no output depends on it")
         if "is_training" in self.specs:
             arguments.setdefault("is_training", np.asarray(training))
         expected = {n: s for n, s in self.specs.items() if s.required or n in arguments}

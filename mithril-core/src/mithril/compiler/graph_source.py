@@ -11,6 +11,7 @@ import numpy as np
 from mithril.backend import Backend, EncodedWeight, to_numpy
 from mithril.compiler.frontend import TraceRequest
 from mithril.compiler.initializers import Array, Index, initialize
+from mithril.compiler.unused_parts import Unused, unused_inputs, without_inputs
 from mithril.graph import (
     Builder,
     DTypeError,
@@ -59,7 +60,10 @@ class GraphSource:
                     message, facts, hint = unknown("output of the graph", name, list(by_name))
                     raise ModelError(message, facts=facts, hint=hint)
             graph = graph.replaced(results=(*(by_name[n] for n in outputs), *graph.results_of("state")))
-        self._graph = graph
+        inputs = unused_inputs(graph, "input", "cotangent")
+        params = unused_inputs(graph, "param", "state")
+        self.unused = Unused(inputs, params)
+        self._graph = graph = without_inputs(graph, {*inputs, *params})
         self.inputs = [GraphInput(i) for i in graph.with_role("input", "cotangent")]
         self.outputs: Sequence[str] = [r.name for r in graph.results if r.role != "state"]
 

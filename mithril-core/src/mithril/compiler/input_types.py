@@ -8,6 +8,7 @@ from typing import Any
 
 from mithril.compiler.frontend import Source, TraceRequest
 from mithril.compiler.signature import InputSpec, declared_text, expanded
+from mithril.compiler.unused_parts import unused_of
 from mithril.graph import (
     Dim,
     DType,
@@ -25,10 +26,10 @@ from mithril.graph import (
 def input_specs(source: Source, settings: Mapping[str, Any]) -> dict[str, InputSpec]:
     """Return one spec per input of a call, from the model's declarations and the options."""
     shapes, types, fixed = settings["shapes"], settings["types"], settings["constants"]
-    declared = {d.name: d for d in source.inputs}
+    declared, unused = {d.name: d for d in source.inputs}, unused_of(source).inputs
     for option, declarations in (("shapes", shapes), ("types", types)):
         for name in declarations:
-            if name not in declared:
+            if name not in declared and name not in unused:
                 message, facts, hint = unknown(f"input in {option}=", name, list(declared))
                 raise OptionError(message, facts=facts, hint=hint)
     batch = _batch_range(settings["hints"])

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -177,6 +177,10 @@ class Parameters:
         """Those of them whose sizes no call determines."""
         return {n: t for n, t in self.statistics.items() if t.is_static}
 
+    def needed(self, arrays: Arrays, expected: Collection[str]) -> Arrays:
+        """Return the arrays without those that belong to a part of the model that no output depends on."""
+        return self.source.unused.left_out(arrays, expected, self.decisions)
+
     # -- values of a call --------------------------------------------------------------------------------------------
     def checked(self, program: Program, params: Arrays) -> Arrays:
         """Return the converted parameters, or the same mapping if no conversion is needed."""
@@ -185,6 +189,7 @@ class Parameters:
             return params  # ``bind`` checked them
         if not isinstance(params, Mapping):
             raise InputError(f"params must be a dictionary of arrays by name, got {type(params).__name__}")
+        params = self.needed(params, expected)
         missing_or_unknown("parameter", expected, params)
         converted = self._converted("parameter", expected, params)
         return converted if any(converted[name] is not params[name] for name in expected) else params
@@ -350,12 +355,17 @@ class Parameters:
             expected = {}
             values = self._readable(params)  # the first call checks them
         else:
-            missing_or_unknown("parameter", expected, params)
+            needed = self.needed(params, expected)
+            missing_or_unknown("parameter", expected, needed)
             if release:
+                for name in params.keys() - needed.keys():
+                    del params[name]  # type: ignore[attr-defined]  # a MutableMapping
                 self._check_shapes(params)
                 # Quantized weights of GGUF files are views of these files already (ca1532e8).
                 quantized = {n: params.pop(n) for n in expected if self._reads(params[n])}  # type: ignore[attr-defined]
                 params = {**moved_to_file(params, self.folder), **quantized}  # type: ignore[arg-type]  # a MutableMapping
+            else:
+                params = needed
             params = self._readable(params)
             values = {name: self._bindable(name, x, expected[name].dtype) for name, x in params.items()}
         if state is not None:
@@ -468,6 +478,7 @@ class Parameters:
         values = params if params is not None else self.values
         if values is None:
             raise InputError("there are no parameters to save", hint="call save(path, params), or bind(params) first")
+        values = self.needed(values, self.types)
         missing_or_unknown("parameter", self.types, values)
         states = (state if state is not None else self.state) or {}
         tensors = {name: self.backend.to_numpy(x) for name, x in (*values.items(), *states.items())}
@@ -481,6 +492,7 @@ class Parameters:
 
     def _load(self, path: str | os.PathLike[str], tensors: Arrays) -> None:
         states = self.state_types
+        tensors = self.needed(tensors, self.types.keys() | states.keys())
         saved = weight_files.saved_states(path)  # an inference model has less state than the training model
         read = {n: t for n, t in tensors.items() if n not in (saved or ()) or n in states}
         params, report = weight_files.match(self.types, {n: t for n, t in read.items() if n not in states})
@@ -500,6 +512,7 @@ class Parameters:
 
     def _load_state_dict(self, tensors: Arrays, strict: bool) -> weight_files.LoadReport:
         expected, states = self.types, self.state_types
+        tensors = self.needed(tensors, expected.keys() | states.keys())
         declared = {**expected, **self.statistics, **{n: t for n, t in states.items() if n in tensors}}
         arrays, report = weight_files.match(declared, tensors)
         if strict and not report.complete:

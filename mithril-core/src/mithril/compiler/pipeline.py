@@ -28,6 +28,7 @@ from mithril.compiler.requirements import (
 )
 from mithril.compiler.session import Session
 from mithril.compiler.sparse_inputs import with_sparse_inputs
+from mithril.compiler.unused_parts import unused_inputs, without_inputs
 from mithril.compiler.updated_states import with_updates
 from mithril.derivatives import gradients, require_framework_gradients
 from mithril.graph import Graph, Output, result, verify
@@ -62,7 +63,7 @@ class Pipeline:
         is_divided = bool(session.settings["backend_map"])
         traced = with_packed_products(traced, session.backend, is_divided, session.decisions)
         if kind.of:
-            check_trainable(session.settings["trainable"], traced)
+            check_trainable(session.settings["trainable"], traced, session.unused)
         check_layers(session.settings.as_dict(), declared_options(), traced, session.source.layers)
         note_graph(traced, session.settings, session.decisions)
         record_operations(traced, session.decisions)
@@ -89,7 +90,18 @@ class Pipeline:
         return ProgramGraphs(traced, graph, results, wrt, subject is not None, report, checks)
 
     def trace(self, types: Mapping[str, Any], *, training: bool) -> Graph:
-        """Run steps three and four and return the typed graph."""
+        """Run steps three and four and return the typed graph, without parameters that no result depends on."""
+        graph = self._traced(types, training=training)
+        unused = unused_inputs(graph, "param")
+        if unused and not self.session.inference:  # the other mode may need them
+            unneeded = unused_inputs(self._traced(types, training=not training), "param")
+            unused = tuple(name for name in unused if name in unneeded)
+        if not unused:
+            return graph
+        self.session.note_unused(unused)
+        return without_inputs(graph, unused)
+
+    def _traced(self, types: Mapping[str, Any], *, training: bool) -> Graph:
         settings = self.session.settings
         request = TraceRequest(
             training=training and not self.session.inference,

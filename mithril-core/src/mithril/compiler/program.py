@@ -12,6 +12,7 @@ from mithril.backend import Backend, LazyGraph
 from mithril.compiler.batch_buckets import BucketedExecutable, Buckets
 from mithril.compiler.index_checks import Check, IndexCheckedExecutable
 from mithril.compiler.memory_usage import ProgramMemory
+from mithril.compiler.unused_parts import Unused
 from mithril.compiler.updated_states import EarlyChecks, early_checks
 from mithril.graph import Graph, Guard, Input, Output, Shape, TensorType, bind, substitute, visible
 
@@ -248,6 +249,9 @@ class Compiler(Protocol):
     def check_call(self, program: Program, shapes: Mapping[str, tuple[int, ...]]) -> None: ...
 
     def folds(self, request: ProgramKey) -> bool: ...
+
+    @property
+    def unused(self) -> Unused: ...
 
     @property
     def pretrained(self) -> Mapping[str, Any]: ...

@@ -68,6 +68,7 @@ class PureFunction:
     def converted(self, program: PureProgram, params: Arrays) -> Arrays:
         """Return the parameters as the framework's arrays: ``bind`` keeps those of NumPy."""
         types = program.interface.params
+        params = self.evaluation.parameters.needed(params, types)
         missing_or_unknown("parameter", types, params)
         is_array, convert = self.backend.is_array, self.evaluation.parameters.convert
         return {n: x if is_array(x) else convert(n, x, types[n].dtype) for n, x in params.items()}

@@ -23,6 +23,7 @@ from mithril.compiler.option_table import Settings
 from mithril.compiler.partition import TAG
 from mithril.compiler.plugin_records import SHAPING
 from mithril.compiler.signature import InputSpec
+from mithril.compiler.unused_parts import Unused
 from mithril.graph import (
     Decisions,
     Graph,
@@ -84,11 +85,12 @@ def check_layers(settings: Mapping[str, Any], options: Iterable[Option], graph: 
         require_match(option_key, "layer", pattern, names)
 
 
-def check_trainable(patterns: Sequence[str] | None, graph: Graph) -> None:
+def check_trainable(patterns: Sequence[str] | None, graph: Graph, unused: Unused) -> None:
     """Raise OptionError if a pattern of ``trainable`` matches no parameter and no input."""
     names = {i.name for i in graph.with_role("param", "input")}
     for pattern in patterns or ():
-        require_match("trainable", "parameter or input", pattern, names)
+        if not unused.is_named_by(pattern):
+            require_match("trainable", "parameter or input", pattern, names)
 
 
 def note_graph(graph: Graph, settings: Mapping[str, Any], decisions: Decisions) -> None:

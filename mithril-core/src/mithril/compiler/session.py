@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +22,7 @@ from mithril.compiler.requirements import (
     record_absences,
     record_providers,
 )
+from mithril.compiler.unused_parts import Unused, unused_of
 from mithril.graph import BackendError, Decisions
 from mithril.passes import PassContext, PassManager
 from mithril.plugins import CompileContext, HardwareTarget
@@ -43,6 +45,8 @@ class Session:
         record_providers(context, self.source)
         record_absences(context)
         self.specs = input_specs(self.source, settings)
+        self.unused = unused_of(self.source)
+        self.unused.record(self.decisions)
         note_planning(settings, self.backend, self.decisions)
         note_precision(settings, self.backend, self.decisions)
         check_sizes(settings, self.specs)
@@ -51,6 +55,11 @@ class Session:
         self.cache = ProgramCache(context, self.source, self.passes) if is_cached else None
         if settings["cache"] and not is_cached:
             self.decisions.record("ignored", "cache=True: programs with checks are not cached")
+
+    def note_unused(self, params: Iterable[str]) -> None:
+        """Add parameters that no result of a traced graph depends on."""
+        self.unused = self.unused.with_params(params)
+        Unused(params=self.unused.params).record(self.decisions)
 
     @cached_property
     def manager(self) -> PassManager:

@@ -34,6 +34,7 @@ from mithril.compiler.program_cache import Graphs, exact_sizes_saved, lowered_on
 from mithril.compiler.requirements import PLANNED, check_memory, check_trainable, defer, outside_of_batches
 from mithril.compiler.session import Session
 from mithril.compiler.signature import CALL_OPTIONS
+from mithril.compiler.unused_parts import Unused
 from mithril.graph import Decisions, DTypeError, Graph, Input, InputError, OptionError, TensorType, bind
 from mithril.passes import PassContext, PassManager
 from mithril.plugins import CompileContext
@@ -114,7 +115,7 @@ def _prepare(compiled: CompiledModel, compiler: ModelCompiler) -> None:
         defer(settings, specs, backend, decisions)
         return
     if settings["trainable"]:
-        check_trainable(settings["trainable"], compiled.interface)
+        check_trainable(settings["trainable"], compiled.interface, session.unused)
     assumed = [name for name in types if specs[name].dtype is None]
     try:
         if compiled.awaits_parameters(types):
@@ -344,6 +345,11 @@ class ModelCompiler:
     def model(self) -> Any:
         """The model that was compiled."""
         return self.session.model
+
+    @property
+    def unused(self) -> Unused:
+        """The part of the model that no output depends on."""
+        return self.session.unused
 
     @property
     def pretrained(self) -> Mapping[str, Any]:

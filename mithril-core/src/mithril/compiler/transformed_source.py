@@ -11,6 +11,7 @@ import numpy as np
 from mithril.compiler.frontend import Source, TraceRequest, learn, source_of
 from mithril.compiler.graph_source import with_constants
 from mithril.compiler.initializers import Array, Index
+from mithril.compiler.unused_parts import Unused, unused_of
 from mithril.graph import DType, Graph, Input, ModelError, TensorType, unknown
 
 Types = Mapping[str, TensorType]
@@ -76,6 +77,10 @@ class TransformedSource:
     @property
     def layers(self) -> Sequence[str]:
         return self.inner.layers
+
+    @property
+    def unused(self) -> Unused:
+        return unused_of(self.inner)
 
     @property
     def pretrained(self) -> Mapping[str, Any]:

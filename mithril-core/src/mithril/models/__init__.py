@@ -15,7 +15,6 @@ HOMES = {
     "language.flatten": ("flatten",),
     "language.layer": ("Layer",),
     "language.model": ("Model",),
-    "language.trace_context": ("ADDED_LOSS",),
     "layers.attention": ("MultiHeadAttention", "PositionalEmbedding", "RotaryEmbedding", "SinusoidalEmbedding"),
     "layers.class_metrics": (
         *("BalancedAccuracy", "ClassF1Score", "ClassPrecision", "ClassRecall", "CohenKappa", "LogLoss"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from mithril.backend import is_ours
-from mithril.compiler import Array, Index, TraceRequest, initialize
+from mithril.compiler import Array, Index, TraceRequest, Unused, initialize
 from mithril.graph import Graph, Input, Shape, TensorType
 from mithril.models.language.flatten import InputDecl, flatten
 from mithril.models.language.surgery import walk
@@ -36,6 +37,12 @@ class LayerSource:
     @property
     def layers(self) -> Sequence[str]:
         return [call.path for call in self.flat.layer_calls]
+
+    @property
+    def unused(self) -> Unused:
+        """The inputs, parameters and layers that no output depends on."""
+        layers = tuple(call.path for call in self.flat.layer_calls if not call.needed)
+        return Unused(self.flat.unused_inputs, self.flat.unused_params, layers)
 
     @property
     def layer_types(self) -> set[type]:
@@ -66,7 +73,7 @@ class LayerSource:
     def expects(self, name: str) -> tuple[tuple[Any, ...] | None, Any] | None:
         """Return ``Layer.expects(terminal)`` of the first layer that uses the input, or None if no layer does."""
         slot = next((d.slot for d in self.flat.inputs if d.name == name), None)
-        for call in self.flat.layer_calls:
+        for call in filter(attrgetter("needed"), self.flat.layer_calls):
             terminals = (*call.layer.inputs, *call.layer.optional)
             for terminal, operand in zip(terminals, call.operands, strict=False):
                 if operand == slot:
@@ -79,7 +86,7 @@ class LayerSource:
         inputs = [d for d in self.flat.inputs if d.name in names]
         unknown = {d.slot for d in self.flat.inputs if d.name not in names}
         layer_calls = []
-        for call in self.flat.layer_calls:
+        for call in filter(attrgetter("needed"), self.flat.layer_calls):
             if unknown.isdisjoint((*call.operands, *call.weights.values())):
                 layer_calls.append(call)
             else:

@@ -56,6 +56,7 @@ class LayerCall:
     operands: tuple[int | None, ...]  # slots, in the order of the parameters of ``build``
     weights: Mapping[str, int]  # slots that replace parameters of the layer
     results: dict[str, int]  # output terminal -> slot
+    needed: bool = True  # whether an output depends on it
 
     def __fingerprint__(self) -> tuple[Any, ...]:
         return fields(self, skip=("location",))
@@ -63,11 +64,16 @@ class LayerCall:
 
 @dataclass(slots=True)
 class FlatModel:
-    """The input of the tracer: layer calls in order, and the contents of their slots."""
+    """The input of the tracer: layer calls in order, and the contents of their slots.
+
+    Calls and inputs that no output depends on are kept for their names only.
+    """
 
     name: str = "model"
     inference: bool = False
     inputs: tuple[InputDecl, ...] = ()
+    unused_inputs: tuple[str, ...] = ()
+    unused_params: tuple[str, ...] = ()
     outputs: tuple[tuple[str, int], ...] = ()
     layer_calls: list[LayerCall] = field(default_factory=list)
     constants: dict[int, Any] = field(default_factory=dict)
@@ -151,8 +157,23 @@ def flatten(model: Layer, outputs: Sequence[str] | None = None, inference: bool 
         if slot is not None:
             del flat.watched[name]
     flat.outputs = tuple((name, slots[name]) for name in outputs or slots)
+    needed = _mark_needed(flat)
+    unused = {slot: name for name, c in top.model.inputs_by_name.items() if (slot := top.slots[id(c)]) not in needed}
+    flat.unused_inputs = tuple(name for slot, name in unused.items() if slot not in flat.params)
+    flat.unused_params = tuple(param.name for slot, param in flat.params.items() if slot not in needed)
     flat.inputs = _input_declarations(flat, top)
     return flat
+
+
+def _mark_needed(flat: FlatModel) -> set[int]:
+    """Mark the layer calls that no output depends on, and return the slots that the other ones and the outputs need."""
+    needed = {slot for _, slot in flat.outputs}
+    for call in reversed(flat.layer_calls):
+        is_watched = any(not call.path or f"{name}.".startswith(f"{call.path}.") for name in flat.watched)
+        call.needed = is_watched or not needed.isdisjoint(call.results.values())
+        if call.needed:
+            needed.update(call.weights.values(), (slot for slot in call.operands if slot is not None))
+    return needed
 
 
 def _split_outputs(model: Model, outputs: Sequence[str] | None) -> tuple[Sequence[str] | None, dict[str, int | None]]:
@@ -358,13 +379,13 @@ def _input_declarations(flat: FlatModel, top: _Frame) -> tuple[InputDecl, ...]:
     readers: dict[int, tuple[LayerCall, str]] = {}
     for call in reversed(flat.layer_calls):
         for slot, terminal in zip(call.operands, call.layer.inputs + call.layer.optional, strict=False):
-            if slot is not None:
+            if slot is not None and call.needed:
                 readers[slot] = (call, terminal)
     produced = {flat.names[slot] for call in flat.layer_calls for slot in call.results.values() if slot in flat.names}
     declarations = []
     for name, connection in top.model.inputs_by_name.items():
         slot = top.slots[id(connection)]
-        if slot in flat.params:
+        if slot in flat.params or name in flat.unused_inputs:
             continue
         if name == TRAINING_FLAG and flat.inference:
             flat.constants[slot] = False

@@ -59,7 +59,7 @@ def summarize(
     input_types = _types(flat, shapes or {}, types or {})
     if any(d.name not in input_types and d.required for d in flat.inputs):
         missing = ", ".join(d.name for d in flat.inputs if d.name not in input_types)
-        rows = [[call.path or "model", type(call.layer).__name__] for call in flat.layer_calls]
+        rows = [[call.path or "model", type(call.layer).__name__] for call in flat.layer_calls if call.needed]
         return "\n".join(
             [
                 *columns(("layer", "kind"), rows, columns_available),
@@ -71,6 +71,7 @@ def summarize(
     titles = {
         join_path(call.path, path): type(layer).__name__
         for call in flat.layer_calls
+        if call.needed
         for path, layer in (("", call.layer), *call.layer.walk())
     }
     table = _with_every_layer(layer_rows(graph, titles), titles)
@@ -90,7 +91,7 @@ def summarize(
 
 
 def _types(flat: FlatModel, shapes: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, TensorType]:
-    names = [d.name for d in flat.inputs]
+    names = [*(d.name for d in flat.inputs), *flat.unused_inputs]
     for name in [*shapes, *types]:
         if name not in names:
             suggestions = closest(name, names, 1)

@@ -85,7 +85,7 @@ def _matches(name: str, patterns: Collection[str]) -> bool:
 
 
 def _check_names(kind: str, values: Mapping[str, Any], flat: FlatModel) -> None:
-    names = [d.name for d in flat.inputs]
+    names = [*(d.name for d in flat.inputs), *flat.unused_inputs]
     for name in values:
         if flat.inference and name == TRAINING_FLAG:
             if values[name]:
@@ -151,6 +151,9 @@ def run_flat(
         if slots[slot] is not None:
             check_declared(flat.names.get(slot, ""), slots[slot], key, sizes)
     for call in flat.layer_calls:
+        if not call.needed:
+            context.pass_over(call.layer, join_path(path, call.path))
+            continue
         results = run_layer_call(context, call, slots, path)
         for slot, value in zip(call.results.values(), results, strict=True):
             slots[slot] = value

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mithril.backend import matches, plugin_of, require_match
+from mithril.compiler import ADDED_LOSS
 from mithril.graph import (
     DEFAULT_FLOAT,
     Builder,
@@ -47,11 +48,11 @@ class Builds(Protocol):
     def weights(self) -> tuple[str, ...]: ...
     def build(self, *inputs: Any) -> Any: ...
     def child_name(self, child: Any, /) -> str: ...
+    def walk(self) -> Iterable[tuple[str, Builds]]: ...
 
 
 RNG = "rng"
 POSITION, PADDING = "position", "padding"  # states of models that continue texts: tokens read, and not to read
-ADDED_LOSS = "added_loss"  # tag of the nodes whose results are part of the training loss
 
 
 class _Active(threading.local):
@@ -149,6 +150,13 @@ class Context:
         """Do not train the parameters below ``scope`` that match a pattern, or are within a layer that does."""
         for pattern in patterns:
             self.frozen_parts.setdefault((scope, pattern), False)
+
+    def pass_over(self, layer: Builds, path: str) -> None:
+        """Reserve the names of a layer that is not run: all parameters keep their names, and patterns find it."""
+        self.parameter_scopes.setdefault(id(layer), path)
+        for inner, part in (("", layer), *layer.walk()):
+            for name in part.weights:
+                self.is_frozen(join_path(join_path(path, inner), name))
 
     def is_frozen(self, name: str) -> bool:
         excluded = self.frozen.get(name, False)

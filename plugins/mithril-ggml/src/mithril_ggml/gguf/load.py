@@ -17,6 +17,7 @@ from mithril.compiler import (
     Program,
     ProgramKey,
     Results,
+    Unused,
     compare_plugins,
     compile,
     initialize,
@@ -161,6 +162,11 @@ class GraphCompiler:
     def model(self) -> Graph:
         """The graph of the file."""
         return self.graph
+
+    @property
+    def unused(self) -> Unused:
+        """Nothing: files hold what outputs need."""
+        return Unused()
 
     @property
     def pretrained(self) -> Mapping[str, Any]:

@@ -5,14 +5,14 @@ On several devices every array is built in parts, as the executable of the step 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from mithril.backend import Backend, to_numpy
-from mithril.compiler import assemble_of, missing_or_unknown
+from mithril.compiler import ModelCompiler, assemble_of, missing_or_unknown
 from mithril.graph import Decisions, Graph, InputError, MithrilError, unknown
 from mithril_parallel.sharding.tensor_parts import PartedTensor, held, in_memory
 from mithril_train.step.step import TrainState, carried_values, parameter_names, trained_names
@@ -34,6 +34,7 @@ class CarriedArrays:
     backend: Backend
     decisions: Decisions
     recipe: StepConfig
+    compiler: ModelCompiler
     _traced: tuple[Any, Graph, Graph] | None
 
     def __init__(self) -> None:
@@ -57,11 +58,15 @@ class CarriedArrays:
         self.extra = carried_values(traced, self.recipe, self.trained)
         self._shapes = {i.name: i.type.shape for i in (*params, *states)}
         self._dtypes = {i.name: i.type.dtype.numpy for i in (*params, *states)}
-        _expect_names("parameter", self.parameters, initial_values)
-        _expect_names("state", self.states, state)
+        _expect_names("parameter", self.parameters, self._needed(initial_values, self.parameters))
+        _expect_names("state", self.states, self._needed(state, self.states))
         drawn_names = [n for n in self.parameters if initial_values and n not in initial_values]
         if drawn_names:
             self.decisions.record("choice", f"not among params, drawn from the seed: {', '.join(drawn_names)}")
+
+    def _needed(self, arrays: Mapping[str, Any], expected: Collection[str]) -> Mapping[str, Any]:
+        """Return the arrays without those of a part of the model that no output depends on."""
+        return self.compiler.unused.left_out(arrays, expected, self.decisions)
 
     # -- placement ---------------------------------------------------------------------------------------------------
     def place_like(self, executable: Any, names: Sequence[str]) -> None:
@@ -146,6 +151,7 @@ class CarriedArrays:
 
     def replace(self, kind: str, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
         """Replace parameters or state by copies of arrays of the same shape."""
+        arrays = self._needed(arrays, names)
         _expect_names(kind, names, arrays)
         new = {}
         for name, x in arrays.items():
@@ -179,6 +185,7 @@ class CarriedArrays:
         )
         shapes = {**self._shapes, **{n: e.type.shape for n, e in self.extra.items()}}
         shapes |= {n: tuple(x.shape) for n, x in self.arrays.items()}
+        tensors = self._needed(tensors, shapes)
         selection = {n: s for n, s in shapes.items() if n in tensors or n in self.extra or n not in optional}
         missing_or_unknown(
             "checkpoint tensor", selection, {n: x for n, x in tensors.items() if n in selection or n not in optional}

@@ -7,8 +7,8 @@ from typing import Any
 
 from mithril import ops
 from mithril.backend import matches
+from mithril.compiler import ADDED_LOSS
 from mithril.graph import GradientError, Graph, OptionError, Value, float32, shape_text, unknown
-from mithril.models import ADDED_LOSS
 from mithril_train.step.loss_binding import SAMPLE_WEIGHT, ScalarFunction
 from mithril_train.step.step_config import StepConfig, loss_name
 
