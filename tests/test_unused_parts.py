@@ -144,7 +144,10 @@ def test_trainable_inputs_of_the_unused_part() -> None:
     model = Model()
     model |= Linear(8)(input="a", weight=IOKey("w", shape=(8, 6), trainable=True), output="keep")
     model |= Linear(8)(input="b", weight=IOKey("v", shape=(8, 5), trainable=True), output="other")
-    compiled = ml.compile(model.set_outputs("keep"), "numpy", shapes={"a": [4, 6]})
+    model |= Linear(8, bias=False)(input="a", weight="table", output="looked_up")
+    whole = ml.compile(model, "numpy", shapes={"a": [4, 6], "table": [8, 6]}, outputs=["keep", "looked_up"])
+    assert list(whole.specs) == ["a", "table"]
+    compiled = ml.compile(model, "numpy", shapes={"a": [4, 6]}, outputs=["keep"])
     params = compiled.randomize_params()
     assert "w" in params and "v" not in params
     compiled.evaluate({**params, "v": np.zeros((8, 5), np.float32)}, {"a": A})
@@ -167,7 +170,7 @@ def test_graphs(backend: str) -> None:
     compiled.evaluate({**params, "v": np.zeros((10, 2), np.float32)}, {"x": A, "y": B})
 
 
-def trained(tmp_path, *outputs: str, **options) -> ml.Trainer:
+def trained(*outputs: str, **options) -> ml.Trainer:
     model = Model()
     model |= Linear(8)(input="a", output="keep")
     model |= Linear(8)(input="b", output="h")
@@ -178,11 +181,11 @@ def trained(tmp_path, *outputs: str, **options) -> ml.Trainer:
 
 def test_training_neither_carries_nor_decays_and_resumes_from_the_whole_model(tmp_path) -> None:
     y = np.zeros((4, 8), np.float32)
-    whole = trained(tmp_path, "keep", "other")
+    whole = trained("keep", "other")
     whole.fit({"a": A, "b": B}, {"keep": y, "other": y}, epochs=1, batch_size=4)
     whole.save(tmp_path / "checkpoint")
     for values in ({}, {"params": whole.params, "state": whole.state}):
-        part = trained(tmp_path, "keep", **values)
+        part = trained("keep", **values)
         if not values:
             part.load(tmp_path / "checkpoint")
         part.fit({"a": A, "b": B} if values else {"a": A}, {"keep": y}, epochs=2, batch_size=4)

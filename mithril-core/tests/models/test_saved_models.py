@@ -121,6 +121,7 @@ def test_shared_layers_stay_shared():
     encoder, shared = MLP([4, 3]), Linear(5)
     model = Model.create(left=encoder(IOKey("a")), right=encoder(IOKey("b")), third=Residual(shared)(IOKey("c")))
     model |= shared(input="d", output="fourth")
+    model.set_outputs("left", "right", "third", "fourth")
     again = restored(model, a=[2, 3], b=[2, 3], c=[2, 5], d=[2, 5])
     layers = [step.layer for step in again.steps]
     assert layers[0] is layers[1]
