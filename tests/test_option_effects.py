@@ -15,7 +15,7 @@ import pytest
 
 import mithril as ml
 from mithril.compiler import option_rows
-from mithril.models import Add, BatchNorm1d, Conv2d, Dropout, Linear, Model, Relu
+from mithril.models import Add, BatchNorm1d, Conv2d, Dropout, Linear, Model, Relu, Sigmoid
 
 BACKENDS = ("numpy", "torch", "jax", "mlx", "c", "ggml")
 X = np.random.default_rng(0).standard_normal((32, 16)).astype(np.float32)
@@ -346,14 +346,26 @@ def test_latency_rounds_no_batches_up(priority, programs):
     ],
 )
 def test_fusion_inside_backends_is_disabled(backend, fused, separate):
-    """Compile at level "none", where no pass fuses and only the backend does."""
+    """Compile at level "low", where no pass fuses and only the backend does, and at "none", where nothing does."""
     model = Model()
     model += Conv2d(4, kernel_size=3)
     model += Relu()
     texts = []
-    for optimizations in ({}, {"fusion": False}, {"operator_fusion": False}):
-        options = {"optimization_level": "none", "optimizations": optimizations}
+    fusing = [("low", {}), ("none", {"fusion": True})]
+    for level, switches in (*fusing, ("none", {}), ("low", {"fusion": False}), ("low", {"operator_fusion": False})):
+        options = {"optimization_level": level, "optimizations": switches}
         texts.append(ml.compile(model, backend, shapes={"input": [2, 3, 10, 10]}, **options).source)
-    assert fused in texts[0]
-    for text in texts[1:]:
+    assert fused in texts[0] and fused in texts[1]
+    for text in texts[2:]:
         assert fused not in text and separate in text
+
+
+@pytest.mark.parametrize("backend", [name for name in PYTHON if name in BACKENDS])
+def test_at_level_none_each_named_value_has_a_statement(backend):
+    model = Model()
+    model |= Conv2d(4, kernel_size=3)(input="input", output="convolved")
+    model |= Relu()(input="convolved", output="active")
+    model |= Sigmoid()(input="active", output="output")
+    compiled = ml.compile(model, backend, shapes={"input": [2, 3, 10, 10]}, optimization_level="none")
+    for name in ("convolved", "active", "output"):
+        assert f"    {name} = " in compiled.source

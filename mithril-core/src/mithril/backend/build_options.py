@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from mithril.backend.annotations import Positive
-from mithril.graph import Decisions, Graph, OptionError
+from mithril.graph import LEVELS, Decisions, Graph, OptionError
 from mithril.plugins import HardwareTarget, Option, options, target
 
 # The options of ml.compile that reach Backend.build.
@@ -110,9 +110,12 @@ class BuildOptions:
 
     @property
     def fuses(self) -> bool:
-        """Whether the backend may fuse operations; ``optimizations={"fusion": False}`` forbids it."""
+        """Whether the backend may fuse operations: at levels above "none", unless ``optimizations`` says otherwise."""
         switches = self.settings["optimizations"]
-        return all(switches.get(name) is not False for name in ("fusion", "operator_fusion"))
+        chosen = [switches[name] for name in ("fusion", "operator_fusion") if name in switches]
+        if chosen:
+            return all(chosen)
+        return self.settings["optimization_level"] != LEVELS[0] or bool(self.settings["graph_optimization"])
 
     @property
     def target(self) -> HardwareTarget | None:
