@@ -33,22 +33,29 @@ def messages(compiled) -> str:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_inputs_and_parameters_are_optional(backend: str) -> None:
     compiled = ml.compile(cut(), backend)
-    whole = ml.compile(two_heads(), backend, outputs=["keep", "other"], shapes={"a": [4, 6], "b": [4, 5]})
-    every = whole.randomize_params()
+    uncut = ml.compile(two_heads(), backend, outputs=["keep", "other"], shapes={"a": [4, 6], "b": [4, 5]})
+    every = uncut.randomize_params()
     assert len(every) == 4
     params = compiled.randomize_params(inputs={"a": A})
     assert list(params) == ["linear.weight", "linear.bias"]
     result = compiled.evaluate(params, {"a": A})["keep"]
     expected = compiled.backend.to_numpy(result)
-    np.testing.assert_allclose(expected, whole.evaluate(every, {"a": A, "b": B})["keep"], rtol=1e-4, atol=1e-5)
-    said = messages(compiled)
-    assert "these layers, which are left out: 'linear_1'" in said and "these inputs, which are left out: 'b'" in said
-    assert "is ignored" not in said
+    np.testing.assert_allclose(expected, uncut.evaluate(every, {"a": A, "b": B})["keep"], rtol=1e-4, atol=1e-5)
+    recorded = messages(compiled)
+    assert (
+        "these layers, which are left out: 'linear_1'" in recorded
+        and "these inputs, which are left out: 'b'" in recorded
+    )
+    assert "is ignored" not in recorded
 
     passed = compiled.evaluate(every, {"a": A, "b": B})["keep"]
     np.testing.assert_array_equal(compiled.backend.to_numpy(passed), expected)
-    said = messages(compiled)
-    assert "input 'b' is ignored" in said and "ignored, because no output" in said and "'linear_1.weight'" in said
+    recorded = messages(compiled)
+    assert (
+        "input 'b' is ignored" in recorded
+        and "ignored, because no output" in recorded
+        and "'linear_1.weight'" in recorded
+    )
     gradients = compiled.evaluate(params, {"a": A}, {"keep": result})[1]
     assert list(gradients) == list(params)
 
@@ -65,23 +72,23 @@ def test_the_rest_of_a_network_after_a_cut(backend: str) -> None:
     assert {n.partition(".")[0] for n in features.randomize_params()} == {"conv2d"}
     assert not features.initial_state()
     x = np.ones((1, 3, 8, 8), np.float32)
-    whole = ml.compile(model, backend, shapes=shapes)
-    features.bind(whole.randomize_params(seed=3))
+    uncut = ml.compile(model, backend, shapes=shapes)
+    features.bind(uncut.randomize_params(seed=3))
     assert set(features.params) == {"conv2d.weight", "conv2d.bias"}
     assert features({"input": x})["r0"].shape == (1, 4, 6, 6)
 
 
 def test_files_and_dictionaries_of_the_whole_model(tmp_path) -> None:
-    whole = ml.compile(two_heads(), "numpy", outputs=["keep", "other"], shapes={"a": [4, 6], "b": [4, 5]})
-    every = whole.randomize_params(seed=5)
-    whole.save(tmp_path / "whole.safetensors", every)
+    uncut = ml.compile(two_heads(), "numpy", outputs=["keep", "other"], shapes={"a": [4, 6], "b": [4, 5]})
+    every = uncut.randomize_params(seed=5)
+    uncut.save(tmp_path / "uncut.safetensors", every)
     compiled = ml.compile(cut(), "numpy", shapes={"a": [4, 6]})
-    compiled.load(tmp_path / "whole.safetensors")
+    compiled.load(tmp_path / "uncut.safetensors")
     assert set(compiled.params) == {"linear.weight", "linear.bias"}
     np.testing.assert_array_equal(compiled.params["linear.weight"], every["linear.weight"])
     assert not compiled.load_state_dict(every, strict=True).unexpected
     compiled.save(tmp_path / "part.safetensors", every)
-    whole.load_state_dict(compiled.params, strict=False)
+    uncut.load_state_dict(compiled.params, strict=False)
     with pytest.raises(ml.InputError, match="linear_2"):
         compiled.load_state_dict({**every, "linear_2.weight": A}, strict=True)
     with pytest.raises(ml.InputError, match="unknown: 'c'"):
@@ -104,9 +111,9 @@ def test_a_shared_layer_keeps_the_names_of_its_first_use() -> None:
     shared, model = Linear(8), Model()
     model |= shared(input="b", output="other")
     model |= shared(input="a", output="keep")
-    whole = ml.compile(model, "numpy", outputs=["keep", "other"], shapes={"a": [4, 6], "b": [4, 6]})
+    uncut = ml.compile(model, "numpy", outputs=["keep", "other"], shapes={"a": [4, 6], "b": [4, 6]})
     compiled = ml.compile(model, "numpy", outputs=["keep"], shapes={"a": [4, 6]})
-    assert compiled.randomize_params().keys() == whole.randomize_params().keys()
+    assert compiled.randomize_params().keys() == uncut.randomize_params().keys()
 
 
 class TwoResults(Layer):
@@ -145,8 +152,8 @@ def test_trainable_inputs_of_the_unused_part() -> None:
     model |= Linear(8)(input="a", weight=IOKey("w", shape=(8, 6), trainable=True), output="keep")
     model |= Linear(8)(input="b", weight=IOKey("v", shape=(8, 5), trainable=True), output="other")
     model |= Linear(8, bias=False)(input="a", weight="table", output="looked_up")
-    whole = ml.compile(model, "numpy", shapes={"a": [4, 6], "table": [8, 6]}, outputs=["keep", "looked_up"])
-    assert list(whole.specs) == ["a", "table"]
+    uncut = ml.compile(model, "numpy", shapes={"a": [4, 6], "table": [8, 6]}, outputs=["keep", "looked_up"])
+    assert list(uncut.specs) == ["a", "table"]
     compiled = ml.compile(model, "numpy", shapes={"a": [4, 6]}, outputs=["keep"])
     params = compiled.randomize_params()
     assert "w" in params and "v" not in params
@@ -181,10 +188,10 @@ def trained(*outputs: str, **options) -> ml.Trainer:
 
 def test_training_neither_carries_nor_decays_and_resumes_from_the_whole_model(tmp_path) -> None:
     y = np.zeros((4, 8), np.float32)
-    whole = trained("keep", "other")
-    whole.fit({"a": A, "b": B}, {"keep": y, "other": y}, epochs=1, batch_size=4)
-    whole.save(tmp_path / "checkpoint")
-    for values in ({}, {"params": whole.params, "state": whole.state}):
+    uncut = trained("keep", "other")
+    uncut.fit({"a": A, "b": B}, {"keep": y, "other": y}, epochs=1, batch_size=4)
+    uncut.save(tmp_path / "checkpoint")
+    for values in ({}, {"params": uncut.params, "state": uncut.state}):
         part = trained("keep", **values)
         if not values:
             part.load(tmp_path / "checkpoint")

@@ -112,9 +112,9 @@ class BuildOptions:
     def fuses(self) -> bool:
         """Whether the backend may fuse operations: at levels above "none", unless ``optimizations`` says otherwise."""
         switches = self.settings["optimizations"]
-        chosen = [switches[name] for name in ("fusion", "operator_fusion") if name in switches]
-        if chosen:
-            return all(chosen)
+        values = [switches[name] for name in ("fusion", "operator_fusion") if name in switches]
+        if values:
+            return all(values)
         return self.settings["optimization_level"] != LEVELS[0] or bool(self.settings["graph_optimization"])
 
     @property

@@ -44,7 +44,7 @@ class Unused:
         return replace(self, params=tuple(dict.fromkeys((*self.params, *names))))
 
     def record(self, decisions: Decisions) -> None:
-        """Record what compiled models lack."""
+        """Record the names that compiled models lack."""
         for kind, names in (("layers", self.layers), ("inputs", self.inputs), ("parameters", self.params)):
             if names:
                 decisions.record("choice", f"no output depends on these {kind}, which are left out: {_listed(names)}")
@@ -81,6 +81,6 @@ def without_inputs(graph: Graph, names: Collection[str]) -> Graph:
         else:
             removed.update(node.results)
     inputs = tuple(i for i in graph.inputs if i.value not in removed)
-    known = symbols(*(size for i in inputs for size in i.type.shape))
-    guards = tuple(g for g in graph.guards if all(s in known for s in symbols(g.left, g.right)))
+    remaining = symbols(*(size for i in inputs for size in i.type.shape))
+    guards = tuple(g for g in graph.guards if all(s in remaining for s in symbols(g.left, g.right)))
     return graph.replaced(inputs=inputs, nodes=tuple(nodes), guards=guards)

@@ -165,7 +165,7 @@ class GraphCompiler:
 
     @property
     def unused(self) -> Unused:
-        """Nothing: files hold what outputs need."""
+        """Nothing: files have no such part."""
         return Unused()
 
     @property
