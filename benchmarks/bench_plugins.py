@@ -41,11 +41,19 @@ def mithril_passes():
     return [PassSpec(f"fake{n}-pass-{{i}}", "fake{n}.passes:run", "fuse", "low") for i in range(4)]
 """
 
+BACKEND = """
+from mithril import BackendSpec, hookimpl
+
+@hookimpl
+def mithril_backends():
+    return [BackendSpec("fake{n}", "Fake{n}Backend", "fake{n}.backend:Backend")]
+"""
+
 DISCOVERY = """
 import sys, time
 sys.path.insert(0, {folder!r})
-from mithril import discovery
-start = time.perf_counter(); found = discovery.find(); print(time.perf_counter() - start)
+from mithril.plugins import loader
+start = time.perf_counter(); found = loader.find(); print(time.perf_counter() - start)
 from mithril.plugins import Plugins
 one = Plugins()
 start = time.perf_counter(); {one}; print(time.perf_counter() - start)
@@ -129,18 +137,53 @@ def hook_calls(calls: int = 20_000) -> dict[str, float]:
     return {f"{name}, µs": 1e6 * min(times) / calls for name, times in seconds.items()}
 
 
+def write_plugins(folder: str, count: int, code: str) -> None:
+    """Write distributions with a plugin each."""
+    for n in range(count):
+        info = Path(folder) / f"mithril_fake{n}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: mithril-fake{n}\nVersion: 1.0\nRequires-Dist: mithril-core>=0.1\n\n"
+            + "A description of the usual length.\n" * 100
+        )
+        (info / "entry_points.txt").write_text(f"[mithril]\nfake{n} = fake{n}_plugin\n")
+        (Path(folder) / f"fake{n}_plugin.py").write_text(code.format(n=n))
+
+
+def start_with_plugins(plugins: int = 50) -> dict[str, float]:
+    """Return the milliseconds that more plugins add to the import and to the first compilation of a process."""
+    measured = """
+import sys, time
+sys.path[:0] = {path!r}
+start = time.process_time(); import mithril; print(time.process_time() - start)
+start = time.process_time()
+{code}
+print(time.process_time() - start)
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        write_plugins(folder, plugins, BACKEND)
+        rows: dict[str, list[list[float]]] = {"without": [], "with": []}
+        for k in range(ROUNDS + 1):
+            for name, path in {"without": [], "with": [folder]}.items():
+                code = measured.format(path=path, code=FIRST_RESULT)
+                done = subprocess.run(
+                    [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=COMPILED
+                )
+                if k:  # the first round writes byte code
+                    rows[name].append([float(line) for line in done.stdout.split()])
+    imports, compilations = (
+        1e3 * (min(r[k] for r in rows["with"]) - min(r[k] for r in rows["without"])) for k in (0, 1)
+    )
+    return {
+        f"{plugins} more plugins: import mithril, added ms": imports,
+        f"{plugins} more plugins: first result, added ms": compilations,
+    }
+
+
 def discovery(plugins: int = 50) -> dict[str, float]:
     """Finding, using one and listing all of ``plugins`` more distributions than are installed here."""
     with tempfile.TemporaryDirectory() as folder:
-        for n in range(plugins):
-            info = Path(folder) / f"mithril_fake{n}-1.0.dist-info"
-            info.mkdir()
-            (info / "METADATA").write_text(
-                f"Metadata-Version: 2.1\nName: mithril-fake{n}\nVersion: 1.0\nRequires-Dist: mithril-core>=0.1\n\n"
-                + "A description of the usual length.\n" * 100
-            )
-            (info / "entry_points.txt").write_text(f"[mithril]\nfake{n} = fake{n}_plugin\n")
-            (Path(folder) / f"fake{n}_plugin.py").write_text(PLUGIN.format(n=n))
+        write_plugins(folder, plugins, PLUGIN)
         rows = []
         for _ in range(ROUNDS):
             code = DISCOVERY.format(folder=folder, one=f"one.backend('fake{plugins // 2}')")
@@ -157,7 +200,7 @@ def discovery(plugins: int = 50) -> dict[str, float]:
 
 
 def main() -> None:
-    figures = {**starting(), **hook_calls(), **discovery()}
+    figures = {**starting(), **start_with_plugins(), **hook_calls(), **discovery()}
     if "--json" in sys.argv:
         print(json.dumps(figures, indent=2))
         return
