@@ -81,6 +81,14 @@ def test_an_imported_model_is_a_block():
     assert compiled.bind(params)({"features": np.ones((3, 4), np.float32)})["logits"].shape == (3, 2)
 
 
+def test_norms_of_zero_have_the_gradient_zero():
+    proto = model([h.make_node("ReduceL2", ["x"], ["y"], keepdims=0, axes=[1])], [("x", [2, 2])], ["y"], opset=13)
+    derivative = ml.compile(ml.vjp(ml.from_onnx(proto), ("y",), ("x",)), "numpy")
+    x = np.array([[0, 0], [3, -4]], np.float32)
+    results = derivative({"x": x, "grad/y": np.ones(2, np.float32)})
+    np.testing.assert_allclose(results["grad/x"], [[0, 0], [0.6, -0.8]], rtol=1e-6)
+
+
 def test_training_changes_the_parameters_of_the_file():
     compiled = ml.compile(ml.from_onnx(two_layers()), "numpy", shapes={"x": [3, 4]})
     x = rng.normal(size=(3, 4)).astype(np.float32)

@@ -58,6 +58,10 @@ GRADIENTS = {
     "norm": lambda w, x: w.norm(dim=1) + x,
     "norm3": lambda w, x: w.norm(p=3, dim=1) + x,
     "distance": lambda w, x: torch.cdist(w, torch.zeros(1, 2))[:, 0] + x,
+    "norm0.5": lambda w, x: w.norm(p=0.5, dim=1) + x,
+    "norm-1": lambda w, x: w.norm(p=-1, dim=1) + x,
+    "distance by products": lambda w, x: torch.cdist(w, w, compute_mode="use_mm_for_euclid_dist").sum(1) + x,
+    "std": lambda w, x: (w * x[0]).std(dim=1) + torch.std_mean(w, dim=1)[0] + x,
     "normalize": lambda w, x: F.normalize(w, dim=1).sum(1) + x,
     "safe_softmax": lambda w, x: torch.ops.aten._safe_softmax(w.masked_fill(w == 0, -INF), -1)[:, 0] + x,
 }

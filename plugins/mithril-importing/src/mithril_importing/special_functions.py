@@ -133,6 +133,12 @@ def polygamma(n: int, x: Any) -> Any:
     return ops.mul(zeta(order, x), (-1.0) ** (n + 1) * math.factorial(n))
 
 
+def root_of_squares(x: Any) -> Any:
+    """Return the square root, whose gradient at 0 is 0, as PyTorch defines it for norms and deviations."""
+    is_zero = ops.equal(x, 0.0)
+    return ops.where(is_zero, 0.0, ops.sqrt(ops.where(is_zero, 1.0, x)))
+
+
 # -- the error function -------------------------------------------------------------------------------------------
 def _scaled_erfc(x: Any) -> Any:
     """Return erfc(x) exp(x**2) for x of at least 1."""

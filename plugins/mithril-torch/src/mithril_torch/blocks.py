@@ -49,6 +49,20 @@ class Container(torch.nn.Module):  # type: ignore[misc]
             return getattr(self, prefixed)
         return super().__getattr__(name)
 
+    # Those of PyTorch read attributes, where names of this interface hide those of the model.
+    def get_submodule(self, target: str) -> Any:
+        module: Any = self
+        for part in target.split(".") if target else ():
+            module = module._modules.get(part)
+            if module is None:
+                return super().get_submodule(target)
+        return module
+
+    def get_parameter(self, target: str) -> Any:
+        path, _, name = target.rpartition(".")
+        parameter = self.get_submodule(path)._parameters.get(name)
+        return super().get_parameter(target) if parameter is None else parameter
+
 
 INTEGERS = {"int32": torch.int32, "int64": torch.int64}
 

@@ -77,7 +77,8 @@ class SegmentCode:
         for name, path in self.params:
             x = owner
             for part in path:
-                x = getattr(x, part)
+                # names of the interface of Container hide those of the model, as attributes
+                x = x.__getattr__(part) if part.startswith("mithril_") else getattr(x, part)
             params[name] = x
         results = self.forward(params, dict(zip(self.takes, values, strict=True)))
         return tuple([results[name] for name in self.gives])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
+from mithril_importing.special_functions import root_of_squares
 from mithril_onnx.operators.common import axes_of, float32_or_wider, int64, scalar
 from mithril_onnx.table import Known, Sizes, operator
 
@@ -70,7 +71,7 @@ REDUCTIONS = {
     "ReduceMax": lambda x, axis, keepdims: _extreme(x, ops.max, axis, keepdims, True),
     "ReduceMin": lambda x, axis, keepdims: _extreme(x, ops.min, axis, keepdims, False),
     "ReduceL1": lambda x, axis, keepdims: ops.cast(ops.sum(ops.abs(x), axis=axis, keepdims=keepdims), dtype=x.dtype),
-    "ReduceL2": _by_floats(lambda x, axis, keepdims: ops.sqrt(ops.sum(x * x, axis=axis, keepdims=keepdims))),
+    "ReduceL2": _by_floats(lambda x, axis, keepdims: root_of_squares(ops.sum(x * x, axis=axis, keepdims=keepdims))),
     "ReduceSumSquare": _in_own_dtype(lambda x, axis, keepdims: ops.sum(x * x, axis=axis, keepdims=keepdims)),
     "ReduceLogSum": _by_floats(lambda x, axis, keepdims: ops.log(ops.sum(x, axis=axis, keepdims=keepdims))),
     "ReduceLogSumExp": _by_floats(_logsumexp),

@@ -8,6 +8,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.graph import equal
+from mithril_importing import special_functions as special
 from mithril_torch.importing.reductions import vector_norm
 from mithril_torch.importing.table import broadcast, cast, line, reshape, row
 
@@ -74,6 +75,17 @@ def cdist(a: Any, b: Any, p: float, mode: Any = None) -> Any:
     """Return the distance of each row of ``a`` to each row of ``b``, in the p-norm."""
     d = ops.sub(reshape(a, (*a.shape[:-1], 1, a.shape[-1])), reshape(b, (*b.shape[:-2], 1, *b.shape[-2:])))
     return vector_norm(d, p, (-1,))
+
+
+@row("_euclidean_dist")
+def euclidean_distance(a: Any, b: Any) -> Any:
+    """Return the distances of many rows, by a product of matrices."""
+    last = len(b.shape) - 1
+    columns = ops.transpose(b, perm=(*range(last - 1), last, last - 1))
+    squares = ops.add(
+        ops.sum(ops.square(a), axis=-1, keepdims=True), ops.sum(ops.square(columns), axis=-2, keepdims=True)
+    )
+    return special.root_of_squares(ops.maximum(ops.sub(squares, ops.mul(ops.matmul(a, columns), 2.0)), 0.0))
 
 
 @row("scaled_dot_product_attention")

@@ -9,6 +9,7 @@ import numpy as np
 from mithril import ops
 from mithril.graph import Op
 from mithril.ops import size_value
+from mithril_importing import special_functions as special
 from mithril_torch.importing.table import as_value, axes_of_dims, axis_of, cast, line, reshape, row
 
 
@@ -111,7 +112,12 @@ def var(x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> 
 
 @row("std.correction")
 def std(x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
-    return ops.sqrt(var(x, dim, correction, keepdim))
+    return special.root_of_squares(var(x, dim, correction, keepdim))
+
+
+@row("std_mean.correction")
+def std_mean(x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
+    return std(x, dim, correction, keepdim), ops.mean(x, axis=axes_of_dims(x, dim), keepdims=keepdim)
 
 
 @row("var_mean.correction")
@@ -136,12 +142,17 @@ def vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, 
         return ops.sum(cast(ops.not_equal(x, 0.0), str(x.dtype)), axis=axes, keepdims=keepdim)
     if ord == 1:
         return ops.sum(ops.abs(x), axis=axes, keepdims=keepdim)
-    powers = ops.square(x) if ord == 2 else ops.pow(ops.abs(x), float(ord))
-    total = ops.sum(powers, axis=axes, keepdims=keepdim)
-    is_zero = ops.equal(total, 0.0)  # the gradient there is 0, as in PyTorch
-    base = ops.where(is_zero, 1.0, total)
-    root = ops.sqrt(base) if ord == 2 else ops.pow(base, 1.0 / ord)
-    return ops.where(is_zero, 0.0 if ord > 0 else float("inf"), root)
+    if ord == 2:
+        return special.root_of_squares(ops.sum(ops.square(x), axis=axes, keepdims=keepdim))
+    lowest = 0.0 if ord > 0 else float("inf")
+    total = ops.sum(_power_from_zero(ops.abs(x), ord, lowest), axis=axes, keepdims=keepdim)
+    return _power_from_zero(total, 1.0 / ord, lowest)
+
+
+def _power_from_zero(x: Any, exponent: float, at_zero: float) -> Any:
+    """Return a power, whose gradient at 0 is 0, as in PyTorch's norms."""
+    is_zero = ops.equal(x, 0.0)
+    return ops.where(is_zero, at_zero, ops.pow(ops.where(is_zero, 1.0, x), float(exponent)))
 
 
 @row("cumsum")
