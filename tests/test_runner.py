@@ -7,7 +7,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.models import MultiHeadAttention
+from mithril.models import BatchNorm1d, Linear, MultiHeadAttention, Sequential
 
 BACKENDS = ["numpy", "jax", "torch", "mlx", "c", "ggml"]
 TOKENS = np.random.default_rng(0).normal(size=(2, 6, 16)).astype(np.float32)
@@ -34,6 +34,20 @@ def test_a_runner_continues_forks_and_resets(backend):
     )
     runner.reset()
     np.testing.assert_array_equal(compiled.backend.to_numpy(runner(first)["output"]), expected[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_runner_reads_the_bound_statistics(backend):
+    compiled = ml.compile(Sequential(Linear(4), BatchNorm1d()), backend, shapes={"input": [3, 4]})
+    x = {"input": TOKENS[0, :3, :4]}
+    params, state = compiled.randomize_params(0), compiled.initial_state(0)
+    compiled.bind(params, {name: compiled.backend.array(np.asarray(s) + 0.5) for name, s in state.items()})
+    expected = compiled.backend.to_numpy(compiled(x)["output"])
+    runner = compiled.runner()
+    for _ in range(2):
+        np.testing.assert_array_equal(compiled.backend.to_numpy(runner(x)["output"]), expected)
+    assert not np.array_equal(compiled.backend.to_numpy(compiled.runner(seed=0)(x)["output"]), expected)
+    np.testing.assert_array_equal(compiled.backend.to_numpy(compiled(x)["output"]), expected)
 
 
 def decoder(backend, cache=512, heads=4, features=128):
