@@ -312,10 +312,10 @@ class Parameters:
         """Return the initial state for inputs of these types; without a seed, statistics are those of the binding."""
         states = self._states(types)
         bound = (self.state or {}) if seed is None else {}
-        kept = {n: bound[n] for n in self.statistics if n in bound} if bound else {}
-        drawn = self._drawn([i for i in states if i.name not in kept], seed)
+        statistics = {n: bound[n] for n in self.statistics if n in bound} if bound else {}
+        drawn = self._drawn([i for i in states if i.name not in statistics], seed)
         # A runner replaces its arrays in place: the binding keeps its own.
-        return drawn | {i.name: self.backend.copied(kept[i.name]) for i in states if i.name in kept}
+        return drawn | {i.name: self.backend.copied(statistics[i.name]) for i in states if i.name in statistics}
 
     def _states(self, types: Mapping[str, TensorType]) -> list[Input]:
         """Return the states of training and those of other calls, such as caches of generation."""
