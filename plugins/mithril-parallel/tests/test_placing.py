@@ -8,11 +8,12 @@ import pytest
 
 import mithril as ml
 from mithril import Builder
-from mithril.graph import operation as op
+from mithril.derivatives import gradients
+from mithril.graph import Node, Output, TensorType, Value, float16, operation as op
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.rules import op_sharding
-from mithril_parallel.placing.strategy import choose
+from mithril_parallel.placing.strategy import choose, forward_nodes
 
 MESH = Mesh({"data": 2, "model": 4})
 MODEL_ONLY = Mesh({"data": 1, "model": 4})
@@ -47,6 +48,18 @@ def test_row_operation_between_weights_prevents_the_split():
     strategy = choose(pair("softmax"), MODEL_ONLY)
     assert "up" not in strategy.splits
     assert "bias" not in strategy.splits
+
+
+def test_a_cast_of_a_gradient_belongs_to_no_pair():
+    """Passes of precision insert casts without a phase."""
+    graph = gradients(pair(), of=["y"], wrt=["up"])
+    gradient = next(r.value for r in graph.results if r.name != "y")
+    assert graph.producers[gradient].tags["phase"] == "backward"
+    half = Value("half", TensorType(float16, gradient.shape))
+    cast = Node(op("cast"), (gradient,), {"dtype": float16}, (half,))
+    inserted = graph.replaced(nodes=(*graph.nodes, cast), results=(*graph.results, Output(half, "half")))
+    assert cast not in forward_nodes(inserted)
+    assert choose(inserted, MODEL_ONLY).splits["up"] == (None, "model")
 
 
 def test_the_last_product_may_end_in_split_columns():

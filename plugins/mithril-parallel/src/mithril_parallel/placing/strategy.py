@@ -89,7 +89,14 @@ def _has_rule(node: Node) -> bool:
 
 def forward_nodes(graph: Graph) -> list[Node]:
     """Return the nodes of the forward pass."""
-    return [n for n in graph.nodes if n.tags.get("phase") not in ("backward", "update")]
+    nodes, later = [], set[Value | None]()
+    for node in graph.nodes:
+        # Passes insert nodes without a phase, such as the cast of a gradient: it follows from the operands.
+        if node.tags.get("phase") in ("backward", "update") or not later.isdisjoint(node.operands):
+            later.update(node.results)
+        else:
+            nodes.append(node)
+    return nodes
 
 
 # -- the batch ------------------------------------------------------------------------------------------------------
