@@ -257,3 +257,12 @@ def test_unknown_names_in_templates_are_errors(tmp_path):
         from_template(tmp_path / "t.j2", emit(net(), table()))
     with pytest.raises(OptionError, match="does not exist"):
         from_template(tmp_path / "no.j2", {})
+
+
+def test_rows_after_a_copy_are_refused():
+    """The lowerings of other semantics are a copy, which would miss them."""
+    table = Lowerings("np", ("import numpy as np",))
+    table.row("add", "{x} + {y}")
+    table.extend().row("sub", "{x} - {y}")
+    with pytest.raises(BackendError, match="a row for 'mul' is added to the lowerings to np after"):
+        table.row("mul", "{x} * {y}")

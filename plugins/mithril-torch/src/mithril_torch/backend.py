@@ -44,7 +44,7 @@ from mithril_torch.fusion.paired_ops import pair_operations
 from mithril_torch.fusion.subgraph_fusion import fuse_subgraphs
 from mithril_torch.lowering import table
 from mithril_torch.native_semantics import DIFFERENT, native_table
-from mithril_torch.parallel import collectives, meshes, own_gradients, program_parts, ring_attention, routed_rows  # noqa: F401  # add their rows to the table
+from mithril_torch.parallel import meshes, own_gradients, program_parts
 
 OWN_COMPARISONS = frozenset({ops.max, ops.min})  # PyTorch's own gradients compare the operand with the result
 GROUPED = frozenset({ops.expert_matmul, ops.expert_weight_grad})

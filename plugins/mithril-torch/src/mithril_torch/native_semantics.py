@@ -7,6 +7,7 @@ from mithril.backend import Call, dtype_of
 from mithril.graph import Node, Registry
 from mithril_torch.fusion import native_kernels
 from mithril_torch.lowering import is_uint32, table
+from mithril_torch.parallel import collectives, own_gradients, program_parts, ring_attention, routed_rows  # noqa: F401  # their rows are copied, too
 
 native_table = table.extend()
 DIFFERENT: Registry[str] = Registry(

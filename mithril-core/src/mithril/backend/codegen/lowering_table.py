@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from mithril.backend.codegen.call import Call
 from mithril.backend.codegen.shared import HELPERS, Dialect
 from mithril.backend.plugin_lowering import PluginLowering
-from mithril.graph import Dim, DType, Node, Op, OperationError, Registry, int32, operation_name, quoted
+from mithril.graph import BackendError, Dim, DType, Node, Op, OperationError, Registry, int32, operation_name, quoted
 
 When = Callable[[Node], bool]
 Function = Callable[[Call], str | None]
@@ -71,6 +71,7 @@ class Lowerings:
         self.release = release  # delete large values after their last use
         self.host = host  # helper ``(function, types, *arrays)`` that calls a function of NumPy arrays
         rows = parent._rows if parent is not None else {}
+        self._is_copied = False
         self._rows: Registry[tuple[LoweringRule, ...]] = Registry(f"lowering to {name}", rows)
 
     # -- writing rows ------------------------------------------------------------------------------------------------
@@ -121,6 +122,11 @@ class Lowerings:
     def _add(self, op: Op | str, row: LoweringRule) -> None:
         """Add a row. Conditional rows are tried first, the latest first; an unconditional one replaces the previous."""
         op = operation_name(op)
+        if self._is_copied:
+            raise BackendError(
+                f"a row for '{op}' is added to the lowerings to {self.name} after extend() copied them",
+                hint="import the module of the row before the module that extends the table",
+            )
         existing = self._rows.get(op, ())
         if row.when is not None:
             self._rows[op] = (row, *existing)
@@ -129,6 +135,7 @@ class Lowerings:
 
     def extend(self, lowerings: Mapping[str, Sequence[PluginLowering]] = MappingProxyType({})) -> Lowerings:
         """Return a copy extended by lowerings of plugins, which take precedence."""
+        self._is_copied = True
         table = Lowerings(
             self.name,
             self.imports,
