@@ -457,7 +457,9 @@ def cached(case: Case) -> None:
     other.options = {name: value for name, value in case.options.items() if name != "outputs"}  # names of its layers
     for _ in range(2):
         compiled = other.compile(inference=True)
-        compiled.evaluate(compiled.randomize_params(0), {"input": other.batch()})
+        params, batch = compiled.randomize_params(0), {"input": other.batch()}
+        compiled.evaluate(params, batch)
+        compiled.bind(params)(batch)  # a program of its own, without the expressions of parameters
 
 
 def own_pass(graph: Any) -> Any:

@@ -11,6 +11,7 @@ from mithril.compiler.bound_checks import with_bounds
 from mithril.compiler.frontend import TraceRequest
 from mithril.compiler.graph_source import with_fixed_parameters
 from mithril.compiler.index_checks import with_checks
+from mithril.compiler.input_types import TRAINING_FLAG
 from mithril.compiler.observers import Progress
 from mithril.compiler.option_table import declared_options
 from mithril.compiler.packed_products import with_packed_products
@@ -92,7 +93,9 @@ class Pipeline:
     def trace(self, types: Mapping[str, Any], *, training: bool) -> Graph:
         """Run steps three and four and return the typed graph, without parameters that no result depends on."""
         graph = self._traced(types, training=training)
-        unused = unused_inputs(graph, "param")
+        # A trace with other optional inputs, such as the text that a decoder reads once, may need the others.
+        is_only = all(s.required or name == TRAINING_FLAG for name, s in self.session.specs.items())
+        unused = unused_inputs(graph, "param") if is_only else ()
         if unused and not self.session.inference:  # the other mode may need them
             unneeded = unused_inputs(self._traced(types, training=not training), "param")
             unused = tuple(name for name in unused if name in unneeded)

@@ -34,7 +34,8 @@ ANY_ACTIVATION: dict[str, Any] = {
 
 
 def _linear_flops(types: Any, results: Any, attributes: Any) -> Any:
-    return product(results[0].shape) * (types[0].shape[-1] * 2 + 1)
+    has_bias = len(types) > 2 and types[2] is not None
+    return product(results[0].shape) * (types[0].shape[-1] * 2 + has_bias)
 
 
 @composite(

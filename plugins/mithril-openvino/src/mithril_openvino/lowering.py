@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril import Node
 from mithril.backend import Call, Lowerings, dtype_of, operands_unchanged
-from mithril.graph import bool_, float32, int32
+from mithril.graph import Registry, bool_, float32, int32, operation_names
 from mithril_openvino import nodes
 
 
@@ -105,9 +105,9 @@ for _name, _when in {
     "max_pool": is_window,
 }.items():
     functions(_name, _when)
-for _name in ("sum", "mean", "prod"):
+for _name in operation_names("sum", "mean", "prod"):
     table.row(_name, f"ov.reduce_{_name}({{x}}, nodes.ints({{axis}}), {{keepdims}})", when=is_sum)
-for _name in ("max", "min"):
+for _name in operation_names("max", "min"):
     _text = f"ov.reduce_{_name}({{x}}, nodes.ints({{axis}}), {{keepdims}})"
     table.row(_name, f"nodes.with_nan({_text}, {{x}}, {{axis}}, {{keepdims}})", when=is_sum)
 for _name, _sign in {"any": "or", "all": "and"}.items():
@@ -130,14 +130,17 @@ def _greater(call: Call) -> str:
     return f"ov.{call.node.op.name.replace('greater', 'less')}({call.array('b')}, {call.array('a')})"
 
 
-COMPARED = {
-    "equal": "nodes.equal_ints({a}, {b})",
-    "not_equal": "ov.logical_not(nodes.equal_ints({a}, {b}))",
-    "less": "nodes.less_ints({a}, {b})",
-    "less_equal": "ov.logical_not(nodes.less_ints({b}, {a}))",
-    "greater": "nodes.less_ints({b}, {a})",
-    "greater_equal": "ov.logical_not(nodes.less_ints({a}, {b}))",
-}
+COMPARED: Registry[str] = Registry(
+    "comparisons of integers",
+    {
+        "equal": "nodes.equal_ints({a}, {b})",
+        "not_equal": "ov.logical_not(nodes.equal_ints({a}, {b}))",
+        "less": "nodes.less_ints({a}, {b})",
+        "less_equal": "ov.logical_not(nodes.less_ints({b}, {a}))",
+        "greater": "nodes.less_ints({b}, {a})",
+        "greater_equal": "ov.logical_not(nodes.less_ints({a}, {b}))",
+    },
+)
 
 
 @table.function(*COMPARED, when=lambda node: dtype_of(node) is int32)
@@ -169,8 +172,8 @@ def _control_flow(call: Call) -> str:
 
 # With semantics="native", nan in maxima and minima is what OpenVINO returns.
 native = table.extend()
-DIFFERENT = frozenset({"max", "min", "maximum", "minimum", "max_pool"})
-for _name in ("max", "min"):
+DIFFERENT = frozenset(operation_names("max", "min", "maximum", "minimum", "max_pool"))
+for _name in operation_names("max", "min"):
     native.row(_name, f"ov.reduce_{_name}({{x}}, nodes.ints({{axis}}), {{keepdims}})", when=is_sum)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import BuildOptions, memory_plan
+from mithril.backend import BuildOptions, declared_defaults, memory_plan
 from mithril.compiler import CompiledModel
 from mithril.graph import Graph, InputError, MemoryLimitError, UnsupportedError, symbols
 from mithril_cbackend.backend import CBackend
@@ -88,7 +88,8 @@ def c_contents(
     """Return the program in C for WebAssembly with the weights, and the results of the check."""
     backend = CBackend()
     settings = {"mobile_options": {"arch": "wasm32"}, "target_hardware": None, "cpu_options": {}, "num_threads": 1}
-    options = BuildOptions({**compiled.options, **settings, "cache": False, "file_path": None})
+    nothing_stored = {name: default for name, default in declared_defaults().items() if name in ("cache", "file_path")}
+    options = BuildOptions({**compiled.options, **settings, **nothing_stored})
     executable = backend.build(backend.decomposed(graph, options), options)
     weights = c_export.parameters(executable, params)
     state = compiled.initial_state() if executable.graph.with_role("state") else {}
