@@ -199,6 +199,7 @@ def in_chromium(folder, profile, names):
             process.terminate()
             process.wait(30)
             server.shutdown()
+    assert reports, "the pages reported nothing within 120 s"
     return reports[0]
 
 

@@ -29,7 +29,10 @@ def graph_of(compiled: CompiledModel) -> tuple[Graph, dict[str, Any]]:
     if not compiled.programs:
         hint = "pass shapes=, or call the model once"
         raise InputError("cannot export: no program has been compiled yet", hint=hint)
-    graph = compiled.programs[-1].graph
+    program = compiled.programs[-1]
+    if program.request.bound is not None:  # its parameters are expressions of those of the model
+        program = compiled.program_with_params() or program
+    graph = program.graph
     for i in graph.inputs:
         if symbols(*i.type.shape):
             hint = "compile with shapes= of numbers, such as shapes={'input': [1, 28, 28]}"
