@@ -143,8 +143,10 @@ class OfMode(Layer):
 def test_parameters_of_one_mode_stay() -> None:
     compiled = ml.compile(OfMode(), "numpy", shapes={"input": [4, 6]})
     params = compiled.randomize_params()
-    for training in (True, False):
-        compiled.evaluate(params, {"input": A}, training=training)
+    for training, name in ((True, "one"), (False, "two")):
+        outputs = compiled.evaluate(params, {"input": A}, training=training)
+        result = (outputs[0] if isinstance(outputs, tuple) else outputs)["output"]
+        np.testing.assert_array_equal(result, A * params[name])
 
 
 def test_trainable_inputs_of_the_unused_part() -> None:

@@ -495,7 +495,7 @@ def test_refused_packages_are_refused():
 
 
 def test_helpers_of_tests_have_names_of_their_own():
-    """One call of pytest runs several distributions: a module is then found in whichever folder came first."""
+    """Refuse equal names: pytest, running several distributions, finds a module in whichever folder came first."""
     hidden = {p for p in PROJECT.iterdir() if p.name.startswith(".")}
     tests = [p for p in PROJECT.rglob("tests/**/*.py") if hidden.isdisjoint(p.parents)]
     modules = [p.stem for p in tests if not (p.parent / "__init__.py").exists()]

@@ -55,7 +55,7 @@ def test_waiting_for_a_processor_is_left_out_of_long_calls(clock, monkeypatch):
 
 
 def test_results_are_waited_for(clock):
-    """As if the backend recorded calls, and computed when a result is read."""
+    """Time a backend that records calls, and computes when a result is read."""
     times = time_interleaved({"lazy": lambda: 0.01}, clock.sleep, seconds=0.1)
     assert times["lazy"] == pytest.approx(0.01, rel=0.01)
 

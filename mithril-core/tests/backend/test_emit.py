@@ -260,7 +260,7 @@ def test_unknown_names_in_templates_are_errors(tmp_path):
 
 
 def test_rows_after_a_copy_are_refused():
-    """The lowerings of other semantics are a copy, which would miss them."""
+    """Refuse them, because the lowerings of other semantics are a copy that would miss them."""
     table = Lowerings("np", ("import numpy as np",))
     table.row("add", "{x} + {y}")
     table.extend().row("sub", "{x} - {y}")

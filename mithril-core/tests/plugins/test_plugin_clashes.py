@@ -413,7 +413,7 @@ def plain(**options):
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.what)
 def test_outcome_of_a_bad_plugin(site, installed, bad):
-    """An error, a warning, or a decision that strict=True refuses; repeated compilations do not warn again."""
+    """Expect an error, a warning, or a decision that strict=True refuses, and no second warning."""
     standard(site)
     site.install("bad-kit", bad.code, requires=bad.requires)
     installed()

@@ -312,7 +312,7 @@ class Parameters:
         """Return the initial state for inputs of these types; without a seed, statistics are those of the binding."""
         states = self._states(types)
         bound = (self.state or {}) if seed is None else {}
-        statistics = {n: bound[n] for n in self.statistics if n in bound} if bound else {}
+        statistics = {n: bound[n] for n in self.fixed_statistics if n in bound} if bound else {}
         drawn = self._drawn([i for i in states if i.name not in statistics], seed)
         # A runner replaces its arrays in place: the binding keeps its own.
         return drawn | {i.name: self.backend.copied(statistics[i.name]) for i in states if i.name in statistics}

@@ -41,9 +41,10 @@ def loaded(source: str, backend: str, context: int, dtype: str) -> tuple[Any, An
 
     if Path(source).suffix == ".gguf":
         try:
-            return ml.load(source, backend=backend, context=context), ml.Tokenizer(source)
+            compiled = ml.load(source, backend=backend, context=context)
         except InputError:  # an encoder has no cache
-            return ml.load(source, backend=backend), _tokenizer(source)
+            compiled = ml.load(source, backend=backend)
+        return compiled, _tokenizer(source)
     if Path(source).is_file():
         return ml.compile(source, backend, inference=True), None
     model = ml.from_pretrained(source, dtype=dtype)

@@ -105,15 +105,8 @@ def _rules(pays: Callable[[Value, Value], bool | str]) -> list[Rule]:
     return [
         rule(
             _conv,
-            lambda x, w, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
-                conv(
-                    x,
-                    w * _reshape_for_outputs(s * rsqrt(v + eps), w),
-                    stride=stride,
-                    padding=padding,
-                    dilation=dilation,
-                    groups=groups,
-                ),
+            lambda x, w, s, b, m, v, *, eps, **windows: add(
+                conv(x, w * _reshape_for_outputs(s * rsqrt(v + eps), w), **windows),
                 _per_channel(b - m * (s * rsqrt(v + eps)), w),
             ),
             when=lambda x, w, s, b, m, v: pays(w, x),
@@ -122,15 +115,8 @@ def _rules(pays: Callable[[Value, Value], bool | str]) -> list[Rule]:
         ),
         rule(
             _conv_bias,
-            lambda x, w, c, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
-                conv(
-                    x,
-                    w * _reshape_for_outputs(s * rsqrt(v + eps), w),
-                    stride=stride,
-                    padding=padding,
-                    dilation=dilation,
-                    groups=groups,
-                ),
+            lambda x, w, c, s, b, m, v, *, eps, shape, **windows: add(
+                conv(x, w * _reshape_for_outputs(s * rsqrt(v + eps), w), **windows),
                 _per_channel((c - m) * (s * rsqrt(v + eps)) + b, w),
             ),
             when=lambda x, w, c, s, b, m, v, *, shape: c.ndim == 1 and tuple(shape[1:2]) == c.shape and pays(w, x),
@@ -139,15 +125,8 @@ def _rules(pays: Callable[[Value, Value], bool | str]) -> list[Rule]:
         ),
         rule(
             _conv_added,
-            lambda x, w, c, s, b, m, v, *, eps, stride, padding, dilation, groups: add(
-                conv(
-                    x,
-                    w * _reshape_for_outputs(s * rsqrt(v + eps), w),
-                    stride=stride,
-                    padding=padding,
-                    dilation=dilation,
-                    groups=groups,
-                ),
+            lambda x, w, c, s, b, m, v, *, eps, **windows: add(
+                conv(x, w * _reshape_for_outputs(s * rsqrt(v + eps), w), **windows),
                 _per_channel((reshape(c, shape=(w.shape[0],)) - m) * (s * rsqrt(v + eps)) + b, w),
             ),
             when=lambda x, w, c, s, b, m, v: _is_per_channel(c, w) and pays(w, x),
