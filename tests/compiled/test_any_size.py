@@ -227,7 +227,7 @@ def test_a_second_process_loads_the_program_of_all_sizes(tmp_path):
     """Neither the program of all sizes nor, where exact ones are requested, their absence is compiled again."""
 
     def run(*arguments):
-        environment = {**os.environ, "MITHRIL_CACHE": str(tmp_path)}
+        environment = {**os.environ, "MITHRIL_CACHE_DIR": str(tmp_path)}
         command = [sys.executable, "-c", STORED, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         assert done.returncode == 0, done.stderr
