@@ -14,6 +14,7 @@ from mithril.graph import (
     Output,
     Value,
     as_results,
+    evaluate,
     iterate,
     structural_hash,
     structurally_equal,
@@ -21,7 +22,7 @@ from mithril.graph import (
 )
 from mithril.graph.dims import Dim, TensorType
 from mithril.graph.dtypes import float32
-from mithril.graph.errors import GraphError, MithrilError, OperationError, VerificationError
+from mithril.graph.errors import DTypeError, GraphError, MithrilError, OperationError, VerificationError
 from mithril.graph.registry import operation
 from mithril.ops import cond, exp, neg, relu, sum
 
@@ -48,6 +49,29 @@ def test_names_are_unique():
         result = [neg(x) for _ in range(3)]
         again = b.input("x", (2,))
     assert [v.name for v in (*result, again)] == ["neg", "neg_1", "neg_2", "x_1"]
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "text"),
+    [
+        (2**31, "int32", "2147483648 is not a number of int32"),
+        (-1, "uint8", "-1 is not a number of uint8"),
+        (-129, "int8", "-129 is not a number of int8"),
+        (10**400, "float32", "an integer of 1329 bits is not a number of float32"),
+    ],
+)
+def test_a_number_outside_a_dtype_is_rejected(number, dtype, text):
+    with Builder() as b, pytest.raises(DTypeError, match=text):
+        b.input("x", (2,), dtype) + number
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(2**31 - 1, "int32"), (-128, "int8"), (255, "uint8"), (2**64 - 1, "uint64")]
+)
+def test_the_largest_numbers_of_a_dtype_are_constants(number, dtype):
+    with Builder() as b:
+        graph = b.build({"y": b.constant(number, dtype) + b.input("x", (), dtype)})
+    assert evaluate(graph, {"x": np.zeros((), dtype)})["y"] == number
 
 
 def test_scalars_are_shared():

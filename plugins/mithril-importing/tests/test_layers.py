@@ -9,7 +9,7 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.models import Conv2d, Embedding, LayerNorm, Linear, Model, Relu, hook
+from mithril.models import Conv2d, Embedding, LayerNorm, Linear, Model, Relu, Wrapper, hook
 from mithril_importing.layers import ImportedLayer, Run
 from mithril_importing.patterns import NamedLinear, known_layer
 from mithril_importing.regions import Operation, Param, Read, Region, Scope, nested
@@ -115,6 +115,23 @@ def test_operations_between_those_of_a_layer_forbid_its_replacement() -> None:
             toy.replace("a", new)
     x = np.ones((2, 3), np.float32)
     np.testing.assert_allclose(ml.compile(toy, "numpy")({"x": x})["y"], np.exp(-np.exp(x)), rtol=1e-6)
+
+
+class Doubling(Wrapper):
+    def build(self, *inputs: Any) -> Any:
+        return self.inner(*(2.0 * x for x in inputs))
+
+
+def test_a_wrapper_that_changes_its_input_leaves_that_of_others() -> None:
+    residual = [
+        operation("a", ops.exp, "x", "p"),
+        operation("a", ops.neg, "p", "q"),
+        operation("", ops.add, "x q", "y"),
+    ]
+    toy = model(residual, ["y"])
+    toy.replace("a", Doubling)
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_allclose(ml.compile(toy, "numpy")({"x": x})["y"], x - np.exp(2 * x), rtol=1e-6)
 
 
 def test_a_layer_of_a_source_does_not_run_alone() -> None:

@@ -25,7 +25,7 @@ from mithril.graph.core import (
 )
 from mithril.graph.dims import Dim, Size, TensorType, parse_dim
 from mithril.graph.dtypes import DType, dtype as as_dtype, scalar_dtype
-from mithril.graph.errors import GraphError, MithrilError, ShapeError
+from mithril.graph.errors import DTypeError, GraphError, MithrilError, ShapeError
 from mithril.graph.guards import Guard, collect_guards
 from mithril.graph.registry import operation
 
@@ -125,7 +125,7 @@ class Builder:
         """Return a Python scalar (shared within the graph) or an array as a value."""
         if isinstance(value, (bool, int, float)):
             kind = as_dtype(dtype) if dtype is not None else scalar_dtype(value)
-            value = float(value) if kind.is_float else bool(value) if kind.is_bool else int(value)
+            value = _scalar(value, kind)
             # repr, because 0.0 == -0.0 and nan != nan: the first must differ, the second must be found
             # again.
             key = (repr(value), kind)
@@ -212,6 +212,28 @@ def _size(size: Any, name: str) -> Size:
         f"the size {size!r} of input '{name}' is neither a number of elements nor a symbol",
         hint='sizes look like 32, "B" or "2*B"',
     )
+
+
+def _scalar(value: bool | int | float, kind: DType) -> bool | int | float:
+    """Return a Python scalar as one of a dtype, or raise DTypeError if the dtype has no such number."""
+    if kind.is_bool:
+        return bool(value)
+    if kind.is_float:
+        try:
+            return float(value)
+        except OverflowError:
+            fits = False
+    else:
+        value = int(value)
+        limits = np.iinfo(kind.numpy)
+        fits = limits.min <= value <= limits.max
+    if not fits:
+        number = str(value) if abs(value) < 2**64 else f"an integer of {int(value).bit_length()} bits"
+        raise DTypeError(
+            f"{number} is not a number of {kind}",
+            hint="a Python number takes the dtype of the tensor it is combined with: cast that to one with this number",
+        )
+    return value
 
 
 def is_building() -> bool:

@@ -167,6 +167,7 @@ class Run(ABC):
 
     def interpret(self, layer: ImportedLayer, region: Region, values: Sequence[Any]) -> Any:
         """Run a region of a layer and return its results."""
+        originals = {name: self.values[name] for name in region.reads if name in self.values}
         for name, value in zip(region.reads, values, strict=True):
             self.values[name] = self.received(name, value)
         for item in region.items:
@@ -184,6 +185,8 @@ class Run(ABC):
                 self.is_changed = True
                 self._forget_unlike(item.scope.path)
         results = tuple(self.passed(name) for name in region.results)
+        # A wrapper may have changed its inputs; others, such as a residual connection, read the original ones.
+        self.values.update(originals)
         return results[0] if len(results) == 1 else results
 
     def _forget_unlike(self, path: str) -> None:
