@@ -378,7 +378,7 @@ class CompiledModel(PluginMethods):
 
         The suffix or ``format`` selects the format; ``options`` belong to the format. `mithril plugins` lists formats.
         """
-        from mithril.compiler.model_files import export
+        from mithril.compiler.model_export import export
 
         return export(self, path, format=format, **options)
 

@@ -1,23 +1,26 @@
-"""``ml.load`` and ``compiled.export``: model files in the formats of plugins."""
+"""``ml.load``: model files in the formats of plugins."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
-from mithril.backend import Backend, annotated, check_call, checked
-from mithril.compiler.program import Compiled
-from mithril.graph import InputError, UnsupportedError
+from mithril.backend import annotated, check_call, checked
+from mithril.graph import InputError
+
+if TYPE_CHECKING:
+    from mithril.compiler.compiled_model import CompiledModel
 
 
 @checked()
-def load(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
+def load(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> CompiledModel:
     """Load a model with bound parameters from a file or directory.
 
     The suffix or ``format`` selects the format. ``options`` belong to the format, such as ``backend=``.
     """
-    return read_model_file(path, format, "loads", options)
+    compiled: CompiledModel = read_model_file(path, format, "loads", options)
+    return compiled
 
 
 def read_model_file(path: str | os.PathLike[str], format: str | None, way: str, options: dict[str, Any]) -> Any:
@@ -29,35 +32,3 @@ def read_model_file(path: str | os.PathLike[str], format: str | None, way: str, 
     function = annotated(plugins.load_format(name, way), f"the file format '{name.spec.name}'", name.plugin)
     check_call(f"format '{name.spec.name}'", function, (path,), options, {})
     return function(path, **options)
-
-
-def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
-    """Export a compiled model; directories use the backend's format, or the only directory format."""
-    text = os.fspath(path)
-    if format is None and _is_folder(text):
-        format = _folder_format(compiled.backend)
-    name = plugins.format_of(text, format)
-    if name.spec.backends and not compiled.backend.names() & set(name.spec.backends):
-        raise UnsupportedError(
-            f"files of the format '{name.spec.name}' cannot be written for backend '{compiled.backend.name}'",
-            facts=[f"provided by {name.origin} for: {', '.join(name.spec.backends)}"],
-            hint=f"compile the model for backend '{name.spec.backends[0]}'",
-        )
-    function = annotated(plugins.load_format(name, "saves"), f"the file format '{name.spec.name}'", name.plugin)
-    check_call(f"format '{name.spec.name}'", function, (compiled, path), options, {})
-    return function(compiled, path, **options)
-
-
-def _folder_format(backend: Backend) -> str | None:
-    """Return the name of the directory format for the backend, or None if there is no unique one."""
-    folders = {name: set(entry.spec.backends) for name, entry in plugins.formats().items() if not entry.spec.suffixes}
-    native = [name for name, backends in folders.items() if backends & backend.names()]
-    preferred = [name for name in native if plugins.formats()[name].spec.backends[0] in backend.names()]
-    candidates = preferred or native or list(folders)
-    return candidates[0] if len(candidates) == 1 else None
-
-
-def _is_folder(path: str) -> bool:
-    """Whether a path is a directory or has no suffix (numbers as in ``build-1.0`` are not suffixes)."""
-    suffix = os.path.splitext(path)[1]
-    return os.path.isdir(path) or path.endswith(os.sep) or not suffix.strip(".0123456789")
