@@ -38,8 +38,8 @@ def compiled(backend):
 WRITERS = {
     "weights": ("numpy", lambda c, folder: c.save(folder / "w.safetensors")),
     "C": ("c", lambda c, folder: c.export(folder / "bundle")),
-    "GGUF": ("ggml", lambda c, folder: c.export(folder / "m.gguf")),
-    "ONNX": ("numpy", lambda c, folder: c.export(folder / "m.onnx")),
+    "GGUF": ("ggml", lambda c, folder: c.export(folder / "m.gguf", format="gguf")),
+    "ONNX": ("numpy", lambda c, folder: c.export(folder / "m.onnx", format="onnx")),
 }
 
 

@@ -11,7 +11,7 @@ import shutil
 import stat
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mithril.graph import InputError, MithrilError, OptionError, check_memory
@@ -20,7 +20,8 @@ ABANDONED = 3600.0  # seconds since its last change after which a part counts as
 
 PART = re.compile(r"\..*\.[0-9a-f]{16}\.part", re.DOTALL)
 PathLike = str | os.PathLike[str]
-Data = bytes | bytearray | str | Sequence[bytes | bytearray]
+# A function writes the file of a library at the path that it gets.
+Data = bytes | bytearray | str | Sequence[bytes | bytearray] | Callable[[Path], None]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -41,13 +42,17 @@ def write_folder(path: PathLike, contents: Mapping[str, Data], option: str = "")
         for name in written:
             _check_target(target / name)
         for name, part in written.items():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
             move(part, target / name)
         return target
 
 
 def _written(path: Path, data: Data, mode: int = 0o666) -> Path:
-    encoded = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
     path.parent.mkdir(parents=True, exist_ok=True)
+    if callable(data):
+        data(path)
+        return path
+    encoded = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
     # O_EXCL: a link that was placed under this name is not followed.
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
         file.writelines([encoded] if isinstance(encoded, (bytes, bytearray)) else encoded)

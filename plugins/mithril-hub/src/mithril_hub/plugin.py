@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mithril import Architecture, Command, Export, hookimpl
+from mithril import Architecture, Command, Export, FileFormat, hookimpl
 
 GGUF = ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma", "gemma2", "phi3")
 
@@ -14,11 +14,19 @@ def mithril_exports() -> Sequence[Export]:
     """Return ``ml.from_pretrained``, ``ml.generate`` and their classes."""
     return [
         Export("from_pretrained", "mithril_hub.checkpoint.pretrained:from_pretrained"),
+        Export("push_to_hub", "mithril_hub.checkpoint.upload:push_to_hub"),
         Export("open_weights", "mithril_hub.checkpoint.open_weights:open_weights"),
         Export("generate", "mithril_hub.generation.generate:generate"),
         Export("Tokenizer", "mithril_hub.text.tokenizer:Tokenizer"),
         Export("Session", "mithril_hub.generation.session:Session"),
     ]
+
+
+@hookimpl
+def mithril_formats() -> Sequence[FileFormat]:
+    """Folders of Hugging Face."""
+    saves = "mithril_hub.checkpoint.writing:export"
+    return [FileFormat("huggingface", saves=saves, summary="a folder that transformers and ml.from_pretrained read")]
 
 
 @hookimpl

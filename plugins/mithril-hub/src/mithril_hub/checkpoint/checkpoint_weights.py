@@ -19,8 +19,9 @@ BUFFERS = re.compile(r".*(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias|posi
 class CheckpointWeights(Mapping[str, np.ndarray[Any, Any]]):
     """Arrays by parameter name: views of the files, or copies where they are converted or stacked."""
 
-    def __init__(self, tensors: Mapping[str, Stored], dtype: str) -> None:
+    def __init__(self, tensors: Mapping[str, Stored], dtype: str, names: Mapping[str, str]) -> None:
         self.tensors = dict(tensors)
+        self.names = dict(names)  # of the tensors in the files, by parameter
         self.dtype = as_dtype(dtype).numpy
         self.folder: Path | None = None  # of the checkpoint
         self.converted: dict[str, np.ndarray[Any, Any]] = {}
@@ -50,7 +51,7 @@ def matched(
     A file may leave out a root such as ``model.`` of names, or have one in front.
     """
     weights: dict[str, Stored] = {}
-    used: set[str] = set()
+    names: dict[str, str] = {}
     wrong: list[str] = []
     for name, t in types.items():
         candidates = [name, *(name.removeprefix(r) for r in roots), *(r + name for r in roots)]
@@ -58,19 +59,20 @@ def matched(
         if key is None:
             wrong.append(f"missing: '{name}' {list(t.shape)}")
             continue
-        used.add(key)
+        names[name] = key
         stored = weights[name] = tensors[key]
         if stored.shape != t.shape:
             wrong.append(f"'{key}' is {list(stored.shape)}, expected {list(t.shape)}")
         elif not as_dtype(np.dtype(stored.dtype)).is_float:
             wrong.append(f"'{key}' has elements of {np.dtype(stored.dtype)}: quantized checkpoints are not supported")
+    used = set(names.values())
     blocks = {_block(key) for key in used} - {""}
     surplus = [key for key in tensors if key not in used and _block(key) in blocks and not BUFFERS.fullmatch(key)]
     wrong += [f"unknown: '{key}' {list(tensors[key].shape)}" for key in sorted(surplus)]
     if wrong:
         more = [f"({len(wrong)} in total)"] if len(wrong) > 8 else []
         raise InputError(f"the weights in {source} do not fit its config.json", facts=[*wrong[:8], *more])
-    return CheckpointWeights(weights, dtype)
+    return CheckpointWeights(weights, dtype, names)
 
 
 def _block(name: str) -> str:
