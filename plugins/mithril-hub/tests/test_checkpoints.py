@@ -47,6 +47,23 @@ def test_names_without_the_root(copy, folders):
     np.testing.assert_array_equal(logits(copy), logits(folders("llama2")))
 
 
+@pytest.mark.parametrize("family", ["gemma", "t5"])
+def test_a_head_in_the_files_counts_although_the_configuration_says_tied(family, tmp_path):
+    record = read_record(family)
+    folder = write_folder(tmp_path / "copy", record["config"], record["shapes"])
+    tensors = load_file(folder / "model.safetensors")
+    table = next(x for n, x in tensors.items() if n.endswith(("embed_tokens.weight", "shared.weight")))
+    inputs = {n: np.array([[5, 6, 7]], np.int64) for n in ("input_ids", "decoder_input_ids")[: 1 + (family == "t5")]}
+
+    def results(head):
+        save_file(tensors | ({} if head is None else {"lm_head.weight": head}), folder / "model.safetensors")
+        return ml.compile(ml.from_pretrained(folder), "numpy", inference=True)(inputs)["logits"]
+
+    tied = results(None)
+    np.testing.assert_array_equal(results(table), tied)
+    np.testing.assert_allclose(results(4 * table), 4 * tied, rtol=1e-6)
+
+
 def test_half_precision_files_and_models(copy, folders):
     tensors = {n: x.astype(np.float16) for n, x in load_file(copy / "model.safetensors").items()}
     save_file(tensors, copy / "model.safetensors")

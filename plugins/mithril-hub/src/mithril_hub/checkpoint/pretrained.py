@@ -10,6 +10,7 @@ from mithril.models import Layer
 from mithril_hub.architectures import build
 from mithril_hub.checkpoint.checkpoint_weights import matched
 from mithril_hub.checkpoint.folder import locate, pooling_of, read_json, tensors_of
+from mithril_hub.checkpoint.separate_head import with_separate_head
 from mithril_hub.checkpoint.stacked_experts import stacked
 from mithril_hub.encoder.text import with_pooling
 from mithril_hub.model import parameter_types, with_stacked_experts
@@ -33,7 +34,8 @@ def from_pretrained(
     by the first token, has the output ``embedding``, one vector for each text.
     """
     folder = locate(source, revision)
-    settings, tensors = read_json(folder / "config.json"), tensors_of(folder)
+    tensors = tensors_of(folder)
+    settings = with_separate_head(read_json(folder / "config.json"), tensors)
     model, roots = build(settings, dtype=as_dtype(dtype).name, cache=cache)
     model = with_pooling(model, pooling_of(folder))
     if stack_experts:
