@@ -206,3 +206,26 @@ def test_every_operation_has_cases():
 
     controlled = {"if", "while", "scan"}  # need bodies: the kit has graphs of their own for them
     assert [n for n, o in core_operations().items() if not o.samples and n not in controlled] == []
+
+
+def test_composites_that_run_by_their_bodies_are_checked_with_one_sample():
+    """Check code of a backend with all samples; ``--kit-bodies`` and a selection of operations leave nothing out."""
+
+    def checked(cls):
+        cases = {name: [c for c in cls.cases() if c.op.name == name] for name in ("softmax", "cumsum")}
+        shares = {name: sum(map(cls._is_representative, c)) / len(c) for name, c in cases.items()}
+        return {name: shares[name] if cls._is_checked(c[0].op) else "one" for name, c in cases.items()}
+
+    class Numpy(BackendConformance):
+        backend = "numpy"
+
+    class Complete(Numpy):
+        _bodies = True
+
+    class Selected(Numpy):
+        ops = ("softmax", "cumsum")
+
+    assert checked(Numpy) == {"softmax": "one", "cumsum": 1}
+    assert checked(Complete) == checked(Selected) == {"softmax": 1, "cumsum": 1}
+    samples = {c.number for c in Numpy.cases() if c.op.name == "softmax" and Numpy._is_representative(c)}
+    assert samples == {0}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,9 +56,13 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
 
     Of each operation: all samples in all dtypes, forward and backward; symbolic sizes with one program; special values
     in all combinations and thousands of others in every dtype (element-wise operations); sizes beyond every tile and
-    threshold; repeated calls with other values; operands intact; the same source twice. Of programs: random graphs with
-    gradients, values of all ranks, casts between all pairs of dtypes, integers of all widths, rows of special values,
-    16-bit sums, control flow, parameters, results that share no memory, repeatability, constants in every role, arrays.
+    threshold; repeated calls with other values; operands intact; the same source twice. Where the backend runs the body
+    of a composite, gradients, symbolic sizes and, in one form, sizes beyond tiles are checked with one sample, and
+    calls are not repeated: the operations of the body are checked themselves. ``--kit-bodies`` leaves nothing out.
+
+    Of programs: random graphs with gradients, values of all ranks, casts between all pairs of dtypes, integers of all
+    widths, rows of special values, 16-bit sums, control flow, parameters, results that share no memory, repeatability,
+    constants in every role, arrays.
 
     Of the backend itself: every claim of its ``capabilities``, by its effect, and that its ``identity`` distinguishes
     configurations that give other programs: other precisions, and those listed in ``configurations``.
@@ -104,6 +109,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         cls = metafunc.cls
+        cls._bodies = metafunc.config.getoption("--kit-bodies", False)
         try:
             cases = cls.cases()
         except MithrilError as error:
@@ -111,11 +117,13 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
         begin(cls, cls.operations(), metafunc.config, cls.exempt)
         if "case" in metafunc.fixturenames:
             accepts = getattr(metafunc.function, "accepts", lambda case: True)
-            rows = [c for c in cases if accepts(c)]
+            by_one = getattr(metafunc.function, "one_sample_of_bodies", False)
+            rows = [c for c in cases if accepts(c) and (not by_one or cls._is_representative(c))]
             metafunc.parametrize("case", rows, ids=[c.id for c in rows])
         if "op" in metafunc.fixturenames:
             accepts = getattr(metafunc.function, "accepts", lambda op: True)
-            ops = [o for o in dict.fromkeys(case.op for case in cases) if accepts(o)]
+            of_bodies = getattr(metafunc.function, "of_bodies", True)
+            ops = [o for o in dict.fromkeys(c.op for c in cases) if accepts(o) and (of_bodies or cls._is_checked(o))]
             metafunc.parametrize("op", ops, ids=[o.name for o in ops])
 
     @classmethod
@@ -172,6 +180,23 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
 
     _cases: ClassVar[dict[type, list[Case]]] = {}
 
+    @classmethod
+    def _is_checked(cls, op: Op) -> bool:
+        """Whether an operation has all checks: the backend has code of its own for it, or nothing is left out."""
+        if cls._bodies or cls.ops is not None or not op.composite:
+            return True
+        if (cls, op) not in cls._own_code:
+            cls._own_code[cls, op] = any(c.op is op and cls._is_lowered_in(c, op.name) for c in cls.cases())
+        return cls._own_code[cls, op]
+
+    _bodies: ClassVar[bool] = False  # pytest --kit-bodies
+    _own_code: ClassVar[dict[tuple[type, Op], bool]] = {}
+
+    @classmethod
+    def _is_representative(cls, case: Case) -> bool:
+        """Whether a case has all checks: every one of an operation with code of its own, else those of one sample."""
+        return cls._is_checked(case.op) or case.number == next(c.number for c in cls.cases() if c.op is case.op)
+
     # -- running ------------------------------------------------------------------------------------------------------
     def start(self, graph: Graph) -> Program:
         """Build a graph; calling the program checks that the backend ran every operation and left operands intact.
@@ -195,9 +220,12 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     @classmethod
     def _is_lowered(cls, name: str) -> bool:
         """Whether the backend lowers some call of an operation, so that a condition excludes the others."""
+        return any(cls._is_lowered_in(case, name) for case in cls.cases())
+
+    @classmethod
+    def _is_lowered_in(cls, case: Case, name: str) -> bool:
         backend, options = cls.make(), cls.options()
-        nodes = (node for case in cls.cases() for node, _ in iterate(case.graph()) if node.op.name == name)
-        return any(backend.lowers(node, options) for node in nodes)
+        return any(backend.lowers(node, options) for node, _ in iterate(case.graph()) if node.op.name == name)
 
     def run(self, graph: Graph, inputs: Arrays) -> dict[str, Array]:
         """Build a graph and run it once."""
@@ -241,11 +269,11 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     ) -> None:
         """Compare the call of one sample, which may be part of a program of all samples of its operation.
 
-        The first sample is a program of its own in any case, and so is one listed in ``xfail``.
+        The first sample of an operation with all checks is a program of its own, and so is one listed in ``xfail``.
         """
 
         def is_joined(c: Case) -> bool:
-            is_first = kind == "forward" and c.number == 0 and c.dtype is None
+            is_first = kind == "forward" and c.number == 0 and c.dtype is None and self._is_checked(c.op)
             return self.joins and c.op is case.op and accepts(c) and not is_first and not self._is_listed(c)
 
         graph, inputs = call(case)
@@ -316,10 +344,14 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
 
         self.check(
             ["gradient:" + n for n in case.names()],
-            lambda: self.compare_sample("gradient", case, _has_gradient, _gradient_call),
+            lambda: self.compare_sample("gradient", case, self._has_representative_gradient, _gradient_call),
         )
 
+    def _has_representative_gradient(self, case: Case) -> bool:
+        return _has_gradient(case) and self._is_representative(case)
+
     test_gradient.accepts = lambda case: _has_gradient(case)  # type: ignore[attr-defined]
+    test_gradient.one_sample_of_bodies = True  # type: ignore[attr-defined]
 
     def test_symbolic(self, case: Case) -> None:
         """Run one program with a symbolic leading size on several sizes, and on the first again."""
@@ -342,6 +374,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
         self.check(["symbolic:" + n for n in case.names()], action)
 
     test_symbolic.accepts = lambda case: case.dtype is None and symbolic_graph(case) is not None  # type: ignore[attr-defined]
+    test_symbolic.one_sample_of_bodies = True  # type: ignore[attr-defined]
 
     def test_same_source_twice(self, case: Case) -> None:
         """Build twice: the source is the same, and imports nothing of mithril, except to call a plugin's lowering."""
@@ -413,11 +446,15 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
 
         self.check([op.name, f"repeated:{op.name}"], action)
 
+    test_repeated_calls.of_bodies = False  # type: ignore[attr-defined]
+
     def test_sizes_beyond_tiles(self, op: Op) -> None:
         """Compare forms of the samples with 9 to 70 rows and 5,000 columns, forward and backward."""
 
         def action() -> None:
-            cases = [g for c in self.cases() if c.op is op and c.dtype is None for g in grown_cases(c)]
+            samples = [c for c in self.cases() if c.op is op and c.dtype is None and self._is_representative(c)]
+            forms = None if self._is_checked(op) else 1
+            cases = [g for c in samples for g in islice(grown_cases(c), forms)]
             if not cases:
                 return
             graphs = []
@@ -434,7 +471,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     test_sizes_beyond_tiles.accepts = lambda op: not op.elementwise  # type: ignore[attr-defined]
 
     # -- graphs -------------------------------------------------------------------------------------------------------
-    @pytest.mark.parametrize("seed", range(24))
+    @pytest.mark.parametrize("seed", range(12))  # nox -s soak-graphs runs thousands
     def test_random_graphs(self, seed: int) -> None:
         """Run operations in any order, half of the operands parameters, and the gradients through them."""
         if self.ops is not None:

@@ -61,6 +61,8 @@ verdicts: Counter[str] = Counter()  # of the cases of the kit: "passed", "failed
 def pytest_addoption(parser: pytest.Parser) -> None:
     help_text = "write the counts of the conformance kit as JSON, for mithril plugins verify"
     parser.addoption("--kit-summary", metavar="FILE", help=help_text)
+    help_text = "make all checks of the conformance kit for composites too that a backend runs by their bodies"
+    parser.addoption("--kit-bodies", action="store_true", help=help_text)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
