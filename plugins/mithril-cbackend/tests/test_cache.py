@@ -203,4 +203,4 @@ def test_twelve_blocks_compile_in_seconds_and_load_in_no_time(tmp_path):
         assert done.returncode == 0, done.stderr
         times.append(float(done.stdout))
     assert times[0] < 60
-    assert times[1] < 0.25 * times[0]
+    assert times[1] < 0.5 * times[0]  # a quarter on a quiet machine; equal if the library is compiled again
