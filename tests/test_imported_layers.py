@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,12 +97,18 @@ IDS = np.random.default_rng(0).integers(0, 20, (2, 6))
 IMAGES = np.random.default_rng(0).normal(0, 1, (2, 3, 8, 8)).astype(np.float32)
 
 
+def copied(load: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that gives copies of a model, as PyTorch takes seconds to trace one."""
+    loaded = cache(load)
+    return lambda: deepcopy(loaded())
+
+
 def from_torch(module: type, name: str, example: Any) -> Callable[[], Any]:
     def load() -> Any:
         torch.manual_seed(0)
         return ml.from_torch(module(), {name: torch.from_numpy(example)})
 
-    return load
+    return copied(load)
 
 
 class Encoder(torch.nn.Module):
@@ -156,7 +164,7 @@ ROWS = np.random.default_rng(1).normal(0, 1, (4, 8)).astype(np.float32)
 CASES = {
     "jax": Case(from_jax, "x", ROWS, {"first", "layers", "layers.1", "head"}, ["first", "layers.?", "head"]),
     "onnx": Case(
-        from_onnx,
+        copied(from_onnx),
         "ids",
         IDS,
         {"embeddings", "layer.1", "layer.0.attn.c_attn", "layer.1.mlp.2", "head"},
@@ -308,8 +316,6 @@ def test_the_error_of_replace_names_the_values_that_cross_the_border() -> None:
 
 
 def test_a_copy_has_layers_of_its_own() -> None:
-    from copy import deepcopy
-
     case = CASES["gpt"]
     model = case.load()
     copy = deepcopy(model)

@@ -115,11 +115,10 @@ def test_the_command_says_what_was_found(small, tmp_path):
     assert data[0]["backend"] == "numpy" and data[0]["samples"] > 0
 
 
-@pytest.mark.slow
 def test_every_backend_runs_the_corpus(tmp_path, backend, monkeypatch):
+    """Run one model of each kind: the others differ by sizes, and take a minute on all backends."""
     if backend == "c":
         pytest.skip("the C backend compiles every operation by itself, which takes many minutes")
-    if backend == "jax":  # each operation is compiled: three minutes for the whole corpus
-        one_of_each_kind = {name.split()[0]: model for name, model in module.corpus().items()}
-        monkeypatch.setattr(module, "corpus", lambda: one_of_each_kind)
+    one_of_each_kind = {name.split()[0]: model for name, model in module.corpus().items()}
+    monkeypatch.setattr(module, "corpus", lambda: one_of_each_kind)
     assert len(ml.calibrate(backend, store=tmp_path, rounds=1).samples) > 20
