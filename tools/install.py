@@ -1,17 +1,22 @@
 """Install distributions of this repository from their wheels: ``install.py core numpy hub[text] ...``.
 
-Each wheel is built once for all environments of tox, and again when a file of its distribution changed.
+Each wheel is built once for all environments of tox, and again when a file of its distribution changed, and all of
+them in one environment, as one for each wheel takes four times as long. ``-c FILE``, given first, are constraints.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
 import sys
+import tomllib
+import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WHEELS = ROOT / ".tox" / "wheels"
+BUILDER = ROOT / ".tox" / "builder"
 
 
 def pip(*arguments: str) -> None:
@@ -35,16 +40,29 @@ def wheel_of(source: Path) -> Path | None:
     return wheel if wheel and wheel.stat().st_mtime > max(path.stat().st_mtime for path in files) else None
 
 
-def main(names: list[str]) -> None:
+def build(sources: list[Path]) -> None:
+    """Build wheels in one environment, which holds the requirements of all builds."""
+    systems = [tomllib.loads((source / "pyproject.toml").read_text())["build-system"] for source in sources]
+    if not BUILDER.exists():
+        venv.create(BUILDER)
+    requires = sorted({requirement for system in systems for requirement in system["requires"]})
+    pip("--python", str(BUILDER), "install", "-c", str(ROOT / "constraints.txt"), *requires)
+    pip("--python", str(BUILDER), "wheel", "--no-deps", "--no-build-isolation", "-w", str(WHEELS), *map(str, sources))
+
+
+def main(names: list[str], constraints: list[str]) -> None:
     sources = {name: source_of(re.sub(r"\[.*", "", name)) for name in names}
-    stale = [str(source) for source in sources.values() if not wheel_of(source)]
+    stale = [source for source in sources.values() if not wheel_of(source)]
     if stale:
-        pip("wheel", "--no-deps", "--wheel-dir", str(WHEELS), *stale)
+        build(stale)
     wheels = [(str(wheel_of(source)), "".join(re.findall(r"\[.*", name))) for name, source in sources.items()]
-    pip("install", *(wheel + extra for wheel, extra in wheels))
-    # pip keeps an installed version, and all changes of the working tree have one version
-    pip("install", "--no-deps", "--force-reinstall", *(wheel for wheel, _ in wheels))
+    installed = {distribution.name for distribution in importlib.metadata.distributions()}
+    again = [wheel for (wheel, _), source in zip(wheels, sources.values(), strict=True) if source.name in installed]
+    pip("install", *constraints, *(wheel + extra for wheel, extra in wheels))
+    if again:  # pip keeps an installed version, and all changes of the working tree have one version
+        pip("install", "--no-deps", "--force-reinstall", *again)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    constraints = sys.argv[1:3] if sys.argv[1] == "-c" else []
+    main(sys.argv[1 + len(constraints) :], constraints)
