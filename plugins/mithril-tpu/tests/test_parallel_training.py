@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tracemalloc
 
@@ -11,7 +12,7 @@ import pytest
 from small_models import block
 
 import mithril as ml
-from mithril.models import Conv2d, Embedding, Flatten, IOKey, Linear, MaxPool2d, Model, Relu
+from mithril.models import Conv2d, Dropout, Embedding, Flatten, IOKey, Linear, MaxPool2d, Model, Relu
 from mithril_jax.mesh.mesh_execution import SMALLEST_DIVIDED
 
 pytest.importorskip("mithril_train")
@@ -140,6 +141,41 @@ def traced(function):
         return function(), tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def test_accumulated_gradients_are_exchanged_once(tmp_path):
+    """Each device has its own sums until the last batch of a step, also across a checkpoint in between."""
+    model = Model.create(outputs={"y": Linear(3, name="out")(Dropout(0.2)(Linear(4, name="hidden")(IOKey("x"))))})
+    rows = [6, 6, 5, 6, 6]  # two devices cannot divide five
+    batches = [{n: numbers.standard_normal((k, w), np.float32) for n, w in (("x", 4), ("target", 3))} for k in rows]
+
+    def training(mesh):
+        recipe = {"clip_norm": 0.5, "gradient_accumulation_steps": 2, "seed": 0}
+        return ml.Trainer(
+            model, ml.SGD(0.1), loss="mse_loss", backend=ml.JaxBackend(device_mesh=mesh), progress=False, **recipe
+        )
+
+    one, many, resumed = training(None), training((2,)), training((2,))
+    np.testing.assert_allclose(losses(many, batches), losses(one, batches), rtol=1e-5)
+    sums = [x for name, x in many.engine.arrays.items() if name.startswith("accumulated/")]
+    assert len(sums) == 4
+    terms = [[np.asarray(shard.data) for shard in x.addressable_shards] for x in sums]
+    assert all((first != second).any() for first, second in terms), "of its own rows"
+    many.save(tmp_path / "saved")
+    resumed.begin(batches[0])
+    resumed.load(tmp_path / "saved")
+    for subject in (one, many, resumed):
+        subject.step(batches[0])
+    for subject in (many, resumed):
+        for name, x in one.engine.to_numpy().items():
+            np.testing.assert_allclose(subject.engine.to_numpy()[name], x, rtol=1e-4, atol=1e-6, err_msg=name)
+    step = next(iter(many.engine._steps.values()))
+    for executable, exchanged in ((step.add, 1), (step.run, 1 + 4 * 4 + 4 + 3 * 4 + 3)):
+        call, values = executable.call, {**many.engine.arrays, **batches[0], "learning_rate": np.float32(0.1)}
+        arguments = [call.shardings.place(n, values[n], keep=False) for n in (*call.params, *call.inputs)]
+        text = call.jitted.lower(*arguments).compile().as_text()
+        shapes = re.findall(r"f32\[([\d,]*)\]", " ".join(re.findall(r"= (.*?) all-reduce\(", text)))
+        assert sum(math.prod(map(int, filter(None, shape.split(",")))) for shape in shapes) == exchanged, text
 
 
 def test_initial_values_are_drawn_in_parts():

@@ -46,7 +46,7 @@ from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear, max_poo
 from mithril_jax import held_weights, helpers, process_config
 from mithril_jax.execution import analysis, read, runner, with_gradient_signature, with_precision
 from mithril_jax.lowering import is_wide, table, with_rows_by_device, with_unroll
-from mithril_jax.mesh import mesh_execution, pipeline_parallel
+from mithril_jax.mesh import mesh_execution, own_sums, pipeline_parallel
 
 native_table = table.extend()
 DIFFERENT: Registry[str] = Registry(
@@ -227,7 +227,8 @@ class JaxBackend(SourceBackend):
         options = options or BuildOptions()
         mesh = pipeline_parallel.pipeline_mesh(self.mesh, options, self.jax_device.platform)
         if mesh is None:
-            return self.build_whole(graph, options)
+            by_device = self._by_device(graph, options)
+            return self.build_whole(graph, options) if by_device is None else by_device
         backend = copy.copy(self)
         backend.mesh = mesh
         specs = mesh_execution.ArgumentShardings(mesh, graph, options.settings, Decisions()).specs
@@ -294,6 +295,24 @@ class JaxBackend(SourceBackend):
         executable.differentiated = True  # several generated functions cannot be cached as one
         return executable
 
+    def _by_device(self, graph: Graph, options: BuildOptions) -> SourceExecutable | None:
+        """Build a program of which each device runs its part, if that saves exchanges of gradients."""
+        if self.mesh is None or self.mesh.size > self.mesh.shape["data"] or self.mesh.size == 1:
+            return None
+        if options.settings["parallelism"] not in (None, "data") or not all(i.type.is_static for i in graph.arguments):
+            return None
+        shardings = mesh_execution.ArgumentShardings(self.mesh, graph, options.settings, Decisions())
+        division = own_sums.partitioned(graph, self.mesh.size, shardings.padded_specs(graph))
+        if division is None:
+            return None
+        local, sums = division
+        part = with_stored_operands(self.decomposed(local.graph, options), OWN_COMPARISONS)
+        source = Source(*SourceBackend.generate(self, part, options))
+        forward = own_sums.ByDevice(local, sums, self.loaded(source))
+        executable = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
+        executable.differentiated = True  # the generated function alone is not the program
+        return executable
+
     def build_with_gradients(
         self, graph: Graph, of: Sequence[str], wrt: Sequence[str], options: BuildOptions | None = None
     ) -> SourceExecutable:
@@ -346,10 +365,11 @@ class JaxBackend(SourceBackend):
             )
         if isinstance(forward, Differentiated):
             graph = with_gradient_signature(graph, forward.of, forward.wrt)
-        return runner(forward, graph, running, options, self._argument_shardings(graph, options))
+        sums = forward.sums if isinstance(forward, own_sums.ByDevice) else frozenset()
+        return runner(forward, graph, running, options, self._argument_shardings(graph, options, sums))
 
     def _argument_shardings(
-        self, graph: Graph | LazyGraph, options: BuildOptions
+        self, graph: Graph | LazyGraph, options: BuildOptions, sums: frozenset[str]
     ) -> mesh_execution.ArgumentShardings | None:
         """Return the shardings of arguments over the mesh; ``pjit=True`` without a mesh uses all devices."""
         mesh = self.mesh
@@ -372,7 +392,7 @@ class JaxBackend(SourceBackend):
                 "jit=False conflicts with a mesh of devices", facts=["XLA's compiler inserts the collectives"]
             )
         complete = graph.get() if isinstance(graph, LazyGraph) else graph  # a cached program's is parsed
-        return mesh_execution.ArgumentShardings(mesh, complete, options.settings, options.decisions)
+        return mesh_execution.ArgumentShardings(mesh, complete, options.settings, options.decisions, sums)
 
     def differentiated(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         return Differentiated(forward, of, wrt)
@@ -432,6 +452,7 @@ class JaxBackend(SourceBackend):
             return jax.device_put(jax.dlpack.from_dlpack(source), self.placement)
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
+        array = own_sums.complete(array)
         if isinstance(array, jax.Array) and not array.is_fully_addressable:
             if array.is_fully_replicated:  # no other process needs to take part
                 return np.asarray(array.addressable_data(0))

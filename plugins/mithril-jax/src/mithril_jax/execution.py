@@ -386,7 +386,7 @@ class Jitted:
             if shardings.is_remote and mesh_execution.STATUS.match(str(error)):
                 raise mesh_execution.connection_error(error) from error
             raise
-        return dict(zip(self.results, results, strict=True))
+        return shardings.carried(dict(zip(self.results, results, strict=True)))
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters with the shardings of this program, so that a call need not transfer them."""

@@ -75,8 +75,9 @@ def mithril_ops() -> Sequence[OpsSpec]:
 
 @hookimpl
 def mithril_lowerings(backend: str) -> Sequence[Lowering]:
-    """Return the constraint for XLA, which partitions programs by itself."""
-    return [Lowering("mesh.constrain", "mithril_parallel.sharding.xla:constrain")] if backend == "jax" else []
+    """Return the constraint for XLA, which partitions most programs by itself, and collectives for the others."""
+    names = ("constrain", "all_reduce", "all_gather", "reduce_scatter", "all_to_all") if backend == "jax" else ()
+    return [Lowering(f"mesh.{name}", f"mithril_parallel.sharding.xla:{name}") for name in names]
 
 
 @hookimpl

@@ -23,6 +23,7 @@ import mithril as ml
 from mithril.graph import BackendError, Decisions, Graph, Input, OptionError, Output, TensorType
 from mithril.system import launched_task
 from mithril_jax import process_config
+from mithril_jax.mesh import own_sums
 
 AXES = ("data", "model", "pipeline")
 GROUPS = ("weights", "activations")  # names in tensor_split_dims in addition to parameters
@@ -100,6 +101,7 @@ def put(x: Any, sharding: Any) -> jax.Array:
     """Place an array on devices; for devices of other processes, each process provides its own shards."""
     if isinstance(x, jax.Array) and x.sharding == sharding:
         return x
+    x = own_sums.complete(x)
     with jax.enable_x64(True) if x.dtype.itemsize == 8 else nullcontext():
         if getattr(sharding, "is_fully_addressable", True):
             return jax.device_put(x, sharding)
@@ -134,16 +136,12 @@ def constrained(mesh: Mesh, graph: Graph, settings: Mapping[str, Any]) -> Graph:
     if mesh.shape["data"] == 1 or not all(i.type.is_static for i in graph.arguments):
         return graph
     splits, stored = (
-        {i.name: _padded(shardings.specs[i.name], len(i.type.shape)) for i in graph.arguments}
+        shardings.padded_specs(graph)
         for parallelism in (None, "fsdp")
         for shardings in [ArgumentShardings(mesh, graph, {**settings, "parallelism": parallelism}, Decisions())]
     )
     constrain = cast("Callable[..., Graph]", ml.constrain_placement)
     return constrain(graph, dict(mesh.shape), splits, stored, reshard=settings["fsdp_reshard"])
-
-
-def _padded(spec: PartitionSpec, rank: int) -> tuple[str | None, ...]:
-    return (*spec, *[None] * (rank - len(spec)))
 
 
 def _parameter(i: Input) -> str:
@@ -172,8 +170,16 @@ def _stays_whole(i: Input) -> bool:
 class ArgumentShardings:
     """The sharding of each argument of a program. ``place`` transfers arrays to it; parameters only once."""
 
-    def __init__(self, mesh: Mesh, graph: Graph, settings: Mapping[str, Any], decisions: Decisions) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        graph: Graph,
+        settings: Mapping[str, Any],
+        decisions: Decisions,
+        sums: frozenset[str] = frozenset(),
+    ) -> None:
         self.mesh = mesh
+        self.sums = sums  # arguments of which each device has a term
         self.decisions = decisions
         self.is_remote = any(device.process_index != jax.process_index() for device in mesh.devices.flat)
         self.simulated = mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
@@ -219,6 +225,8 @@ class ArgumentShardings:
             )
 
     def _spec(self, i: Input) -> PartitionSpec:
+        if i.name in self.sums:
+            return PartitionSpec("data")
         if i.role == "param":
             spec = self._weight_spec(i)
             if _stays_whole(i):
@@ -314,6 +322,11 @@ class ArgumentShardings:
         """Return the context in which sharding constraints of the generated function find the mesh."""
         return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)  # type: ignore[no-any-return]
 
+    def padded_specs(self, graph: Graph) -> dict[str, tuple[str | None, ...]]:
+        """Return the axis of the mesh for each axis of each argument."""
+        ranks = {i.name: len(i.type.shape) for i in graph.arguments}
+        return {n: (*self.specs[n], *[None] * (rank - len(self.specs[n]))) for n, rank in ranks.items()}
+
     def sharding(self, name: str) -> NamedSharding:
         return NamedSharding(self.mesh, self.specs[name])
 
@@ -332,6 +345,8 @@ class ArgumentShardings:
 
         One region at a time is in the memory of the host, for all devices that hold it.
         """
+        if name in self.sums:
+            return own_sums.assemble(self.mesh, read((slice(None),) * len(shape)))
         sharding = self.sharding(name)
         devices: dict[tuple[tuple[int, int, int], ...], list[Any]] = {}
         for device, index in sharding.addressable_devices_indices_map(shape).items():
@@ -349,6 +364,8 @@ class ArgumentShardings:
     def place(self, name: str, x: Any, *, keep: bool) -> Any:
         if keep and (cached := self._device_params.get(name)) is not None and cached[0] is x:
             return cached[1]
+        if name in self.sums:
+            return own_sums.as_rows(self.mesh, x)
         spec = self.specs[name]
         if len(spec) and spec[0] == "data" and x.shape[0] % self.mesh.shape["data"]:
             self._record_replicated(name, 0, x.shape[0], "data")
@@ -357,3 +374,7 @@ class ArgumentShardings:
         if keep:
             self._device_params[name] = (x, result)
         return result
+
+    def carried(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Return the results of a program; sums are arrays of terms between programs."""
+        return results | {n: own_sums.from_rows(self.mesh, results[n]) for n in self.sums}

@@ -72,6 +72,7 @@ def partition_graph(
     sequential_axes: Sequence[str] = (),
     differentiated: bool = False,
     exchanges_rows: bool = False,
+    sums: Collection[str] = (),
 ) -> DeviceGraph:
     """Partition ``graph`` for a mesh; ``inputs`` maps names of inputs to their splits.
 
@@ -80,11 +81,14 @@ def partition_graph(
     (``mesh.chunk_sum``), and its consumers run once, after all iterations. So does the optimizer's update.
     ``differentiated`` tells that a framework differentiates the result, with the custom gradients of operations.
     With ``exchanges_rows`` devices send each other the rows of their experts, whose number is known at run time only.
+    Of the arguments ``sums`` each device has a term of a sum, and also of results of these names if they need no
+    exchange before.
     """
     mesh = Mesh({name: n for name, n in axes.items() if n > 1})
     sequential = frozenset(sequential_axes) & frozenset(mesh.axes)
     partitioner = SpmdPartitioner(graph, mesh, sequential, differentiated=differentiated, exchanges_rows=exchanges_rows)
-    return partitioner.run(inputs, outputs or {})
+    partitioner.pending.update((i.value, frozenset(mesh.axes)) for i in graph.inputs if i.name in sums)
+    return partitioner.run(inputs, outputs or {}, sums)
 
 
 RULES = (shard_custom_gradient, shard_lookup, shard_row_aligned, shard_attention, shard_experts)

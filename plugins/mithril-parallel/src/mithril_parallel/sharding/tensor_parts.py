@@ -105,6 +105,7 @@ def in_memory(name: str, x: Any, rank: int, *, replicas: bool = False) -> Parted
 
 def held(name: str, x: Any) -> PartedTensor:
     """Return the parts of an array that this process holds, each of which is copied to the host when it is read."""
+    x = _exchanged(x)
     if not hasattr(x, "addressable_shards"):
         return in_memory(name, x, 0, replicas=True)
     parts = {
@@ -115,6 +116,19 @@ def held(name: str, x: Any) -> PartedTensor:
     return PartedTensor(name, tuple(x.shape), _dtype(x), tuple(parts.values()))
 
 
+def _exchanged(x: Any) -> Any:
+    """Return the complete array of one of which each device has a term, as of gradients in the middle of a step."""
+    if any(p.is_partial() for p in getattr(x, "placements", ())):
+        return x.full_tensor()
+    sharding: Any = getattr(x, "sharding", None)
+    if getattr(getattr(sharding, "spec", None), "unreduced", None):
+        from jax import reshard
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        return reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
+    return x
+
+
 def _dtype(x: Any) -> np.dtype[Any]:
     from mithril.graph import dtype as as_dtype
 
@@ -123,8 +137,7 @@ def _dtype(x: Any) -> np.dtype[Any]:
 
 def local_parts(x: Any, rank: int, *, replicas: bool) -> Iterator[tuple[tuple[int, ...], Array]]:
     """Yield the offset and a copy of the elements of each part; without ``replicas`` one process yields each part."""
-    if any(p.is_partial() for p in getattr(x, "placements", ())):  # sums that the processes have not exchanged yet
-        x = x.full_tensor()
+    x = _exchanged(x)
     if hasattr(x, "addressable_shards"):  # a jax.Array
         written = set()
         for shard in x.addressable_shards:
