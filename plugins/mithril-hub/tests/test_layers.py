@@ -67,3 +67,19 @@ def test_a_projection_is_a_linear_layer(folders):
     layers = ml.from_pretrained(folders("gpt2")).find(Linear)
     assert all(isinstance(layer, Projection) for layer in layers.values())
     assert "transformer.h.1.attn.c_attn" in layers and "transformer.h.0.mlp.c_fc" in layers
+
+
+def test_a_head_of_another_size_starts_random_and_the_rest_pretrained(folders):
+    x = {"input_ids": np.array([[5, 6, 7]], np.int64)}
+    model = ml.from_pretrained(folders("llama2"))
+    hidden = ml.compile(model, "numpy", inference=True, outputs=["model"])(x)["model"]
+    compiled = ml.compile(model.replace("lm_head", Linear(7)), "numpy", shapes={"input_ids": [1, 3]})
+    params = compiled.randomize_params(seed=0)
+    assert params["lm_head.weight"].shape == (7, 32) and params.keys() - {"lm_head.bias"} == model.pretrained.keys()
+    expected = hidden @ params["lm_head.weight"].T + params["lm_head.bias"]
+    np.testing.assert_allclose(compiled.evaluate(params, x)["logits"], expected, rtol=1e-5, atol=1e-6)
+    model = ml.from_pretrained(folders("llama2")).replace("lm_head", Linear(97, bias=False))
+    np.testing.assert_array_equal(
+        ml.compile(model, "numpy", shapes={"input_ids": [1, 3]}).randomize_params(seed=0)["lm_head.weight"],
+        model.pretrained["lm_head.weight"],
+    )

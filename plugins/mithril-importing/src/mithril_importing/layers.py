@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
-
 from mithril.graph import ModelError
 from mithril.models import Layer, Reparametrization, Wrapper
 from mithril_importing.regions import Region
@@ -183,20 +181,10 @@ class Run(ABC):
                 self.values[name] = self.received(name, result)
             if item.scope.path in layer.replaced:
                 self.is_changed = True
-                self._forget_unlike(item.scope.path)
         results = tuple(self.passed(name) for name in region.results)
         # A wrapper may have changed its inputs; others, such as a residual connection, read the original ones.
         self.values.update(originals)
         return results[0] if len(results) == 1 else results
-
-    def _forget_unlike(self, path: str) -> None:
-        """Leave out the arrays of a replaced layer that do not have the shapes of the new one, such as another head."""
-        context = self.root.context
-        for name, value in context.params.items():
-            if name.startswith(f"{self._scoped(path)}."):
-                array = context.pretrained.get(name)
-                if array is not None and np.shape(array) != value.shape:
-                    del context.pretrained[name]
 
     def _scoped(self, path: str) -> str:
         return f"{self.scope}.{path}" if self.scope and path else self.scope or path

@@ -89,6 +89,7 @@ class Layer(metaclass=LayerMeta):
     output_alias = False  # "output" also refers to the first output, regardless of its name
 
     pretrained: Mapping[str, Any] = MappingProxyType({})
+    _is_replacement = False  # whether ``replace`` put it in place of a layer that it does not contain
     frozen: tuple[str, ...] = ()  # patterns of parameters that are not trained; ``freeze`` adds them
     name: str | None
     tags: dict[str, Any]

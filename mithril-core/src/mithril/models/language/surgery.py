@@ -134,6 +134,8 @@ def _replace(layer: Layer, target: Target, replacement: Replacement, path: str, 
             new = replaced.get(id(place.child))
             if new is None:
                 new = replaced[id(place.child)] = _new_layer(replacement, place.child, inner)
+                if not any(child is place.child for child in (new, *(child for _, child in walk(new)))):
+                    new._is_replacement = True
             layer.accept_child(place.child, new)
             place.replace_child(new)
             count += 1

@@ -39,6 +39,7 @@ class Builds(Protocol):
     scalars: bool
     pretrained: Mapping[str, Any]
     frozen: tuple[str, ...]
+    _is_replacement: bool
 
     @property
     def inputs(self) -> tuple[str, ...]: ...
@@ -190,6 +191,8 @@ class Context:
         outer, builder.origin, builder.tags = (builder.origin, builder.tags), origin, tags or None
         try:
             built = layer.build(*operands)
+            if layer._is_replacement:
+                self._forget_unlike(self.parameter_scope)
             first = built[0] if isinstance(built, (tuple, list)) and built else built
             if path in self.watched and self.watched[path] is None:
                 self.watched[path] = self._watched(path, first)
@@ -337,6 +340,13 @@ class Context:
             tags["trainable"] = False
         value = self.params[name] = self.root.param(name, shape, dtype, **tags)
         return value
+
+    def _forget_unlike(self, scope: str) -> None:
+        """Leave out arrays of a replaced layer that do not have the shapes of the new one, such as another head."""
+        for name, value in self.params.items():
+            array = self.pretrained.get(name) if name.startswith(f"{scope}.") else None
+            if array is not None and np.shape(array) != value.shape:
+                del self.pretrained[name]
 
     def _checked(self, name: str, value: Value, shape: Shape) -> Value:
         if len(value.shape) != len(shape) or any(equal(a, b) is False for a, b in zip(value.shape, shape, strict=True)):
