@@ -236,6 +236,8 @@ def test_wrong_arguments():
         ml.Trainer(classifier(), ml.SGD(), loss="cross_entropy")
     with pytest.raises(OptionError, match="compiled already"):
         ml.Trainer(ml.compile(classifier(), "numpy"), ml.SGD(), backend="numpy")
+    with pytest.raises(OptionError, match="no argument 'clip'(?s:.)*did you mean 'clip_norm'"):
+        ml.Trainer(ml.compile(classifier(), "numpy"), ml.SGD(), clip=1.0)
     with pytest.raises(OptionError, match="clip_norm: expected float above 0 or None, got 0"):
         trainer(clip_norm=0)
     with pytest.raises(OptionError, match="inference=True"):

@@ -15,14 +15,10 @@ def compiled_model(
     model: Any, backend: Any, options: Mapping[str, Any], arguments: Sequence[str], hints: Mapping[str, str]
 ) -> CompiledModel:
     """Return the compiled model of a trainer, whose own `arguments` and `hints` explain unknown options."""
-    if isinstance(model, CompiledModel):
-        if backend is not None or options:
-            option = "backend" if backend is not None else next(iter(options))
-            raise OptionError(f"the model is compiled already: '{option}' belongs to ml.compile")
-        return model
-    if not isinstance(model, (Layer, Transformed)):
+    is_compiled = isinstance(model, CompiledModel)
+    if not is_compiled and not isinstance(model, (Layer, Transformed)):
         raise OptionError(f"'{model!r}' is not a model", hint="give a model or a compiled model")
-    if backend is None:
+    if not is_compiled and backend is None:
         raise OptionError("a logical model needs a backend", hint='Trainer(model, optimizer, backend="jax")')
     table = option_registry()
     for name in options:
@@ -32,7 +28,12 @@ def compiled_model(
                 f"Trainer has no argument '{name}', nor ml.compile an option",
                 hint=hints.get(name) or (f"did you mean '{suggestions[0]}'?" if suggestions else None),
             )
-    return compile_model(model, backend, **options)
+    if not isinstance(model, CompiledModel):
+        return compile_model(model, backend, **options)
+    if backend is not None or options:
+        option = "backend" if backend is not None else next(iter(options))
+        raise OptionError(f"the model is compiled already: '{option}' belongs to ml.compile")
+    return model
 
 
 def prepare(compiled: CompiledModel, engine: Engine) -> None:
