@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,21 @@ def test_a_wrapper_that_changes_its_input_leaves_that_of_others() -> None:
     toy.replace("a", Doubling)
     x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_allclose(ml.compile(toy, "numpy")({"x": x})["y"], x - np.exp(2 * x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("reads", [("x e", "r"), ("e", "r x")], ids=["fewer", "more"])
+def test_parts_of_a_layer_between_which_others_run_read_their_own_values(reads: tuple[str, str]) -> None:
+    def times(*values: Any) -> Any:
+        return functools.reduce(ops.mul, values)
+
+    parts = [
+        operation("", ops.exp, "x", "e"),
+        operation("a", times, reads[0], "p"),
+        operation("", ops.neg, "p", "r"),
+        operation("a", times, reads[1], "q"),
+    ]
+    x = np.full((2, 3), 2.0, np.float32)
+    np.testing.assert_allclose(ml.compile(model(parts, ["q"]), "numpy")({"x": x})["y"], -x * np.exp(x), rtol=1e-6)
 
 
 def test_a_layer_of_a_source_does_not_run_alone() -> None:

@@ -109,7 +109,9 @@ class ImportedLayer(Layer):
                 hint="compile the model with outputs=['" + self.path + "']",
             )
         run = Run.current()
-        return run.interpret(self, run.calls[self.path], values)
+        region = run.calls[self.path]
+        # a call with fewer operands than the first has None for the others
+        return run.interpret(self, region, values[: len(region.reads)])
 
 
 def _listed(names: Sequence[str]) -> str:
