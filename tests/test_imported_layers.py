@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import sys
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +17,11 @@ import torch
 
 import mithril as ml
 from mithril.models import Linear, hook
-from mithril_lora import Adapter, LoRA, adapter_patterns, merge
+from mithril_lora import Adapter, LoRA
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "mithril-keras" / "tests"))
+from adapting import train_merge_and_write
 
 
 class Attention(torch.nn.Module):
@@ -83,6 +89,38 @@ class Cnn(torch.nn.Module):
         return self.classifier(self.features(images).flatten(1))
 
 
+class Joint(torch.nn.Module):
+    """Attention of PyTorch: one matrix for queries, keys and values, and for another memory parts of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = torch.nn.TransformerDecoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.block(x, x.flip(1))
+
+
+class Shared(torch.nn.Module):
+    """Two layers of one matrix, of which one is applied twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Any) -> Any:
+        return self.second(torch.relu(self.first(self.first(x))))
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = torch.nn.LSTM(8, 6, batch_first=True), torch.nn.Linear(6, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.rnn(x)[0])
+
+
 class Case(NamedTuple):
     """A source, its input, the paths of some layers, and the layers that LoRA replaces."""
 
@@ -95,6 +133,7 @@ class Case(NamedTuple):
 
 IDS = np.random.default_rng(0).integers(0, 20, (2, 6))
 IMAGES = np.random.default_rng(0).normal(0, 1, (2, 3, 8, 8)).astype(np.float32)
+WORDS = np.random.default_rng(2).normal(0, 1, (2, 6, 8)).astype(np.float32)
 
 
 def copied(load: Callable[[], Any]) -> Callable[[], Any]:
@@ -125,16 +164,28 @@ class Encoder(torch.nn.Module):
         return self.head(x.mean(1))
 
 
-def from_onnx() -> Any:
-    """Return the model of a file that PyTorch exports."""
-    pytest.importorskip("mithril_onnx")
-    torch.manual_seed(0)
-    file = io.BytesIO()
-    example = (torch.from_numpy(IDS),)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the older exporter, whose nodes are named by scopes, is deprecated
-        torch.onnx.export(Encoder().eval(), example, file, dynamo=False, input_names=["ids"], output_names=["y"])
-    return ml.from_onnx(file.getvalue())
+def from_onnx(module: type, name: str, example: Any) -> Callable[[], Any]:
+    """Return a function that returns the model of a file that PyTorch exports."""
+
+    def load() -> Any:
+        pytest.importorskip("mithril_onnx")
+        torch.manual_seed(0)
+        file = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the older exporter, whose nodes are named by scopes, is deprecated
+            torch.onnx.export(module().eval(), (torch.from_numpy(example),), file, dynamo=False, input_names=[name])
+        return ml.from_onnx(file.getvalue())
+
+    return copied(load)
+
+
+@copied
+def from_keras() -> Any:
+    """Return the model of an archive whose block is applied twice."""
+    pytest.importorskip("mithril_keras")
+    from archives import record
+
+    return ml.from_keras(record("transformer")[0])
 
 
 def perceptron(params: Any, x: Any) -> Any:
@@ -164,7 +215,7 @@ ROWS = np.random.default_rng(1).normal(0, 1, (4, 8)).astype(np.float32)
 CASES = {
     "jax": Case(from_jax, "x", ROWS, {"first", "layers", "layers.1", "head"}, ["first", "layers.?", "head"]),
     "onnx": Case(
-        copied(from_onnx),
+        from_onnx(Encoder, "ids", IDS),
         "ids",
         IDS,
         {"embeddings", "layer.1", "layer.0.attn.c_attn", "layer.1.mlp.2", "head"},
@@ -176,6 +227,37 @@ CASES = {
         IDS,
         {"wte", "h.0", "h.1.attn", "h.1.attn.c_attn", "h.0.mlp.2", "ln_f", "lm_head"},
         ["h.*.attn.c_attn", "h.0.mlp.[02]", "wte"],
+    ),
+    "joint": Case(
+        from_torch(Joint, "x", WORDS),
+        "x",
+        WORDS,
+        {"block", "block.self_attn", "block.linear1"},
+        [f"*_attn:{name}" for name in ("in_proj_weight", "out_proj.weight")] + ["*.linear?"],
+    ),
+    "joint of onnx": Case(
+        from_onnx(Joint, "x", WORDS),
+        "x",
+        WORDS,
+        {"block.self_attn", "block.multihead_attn", "block.linear1"},
+        ["*.self_attn", "*_attn:out_proj.weight", "*.multihead_attn:weight_1", "*.multihead_attn:weight_2"],
+    ),
+    "shared": Case(from_torch(Shared, "x", WORDS), "x", WORDS, {"first", "second"}, ["first"]),
+    "shared of onnx": Case(from_onnx(Shared, "x", WORDS), "x", WORDS, {"first", "second"}, ["first"]),
+    "recurrent": Case(
+        from_torch(Recurrent, "x", WORDS),
+        "x",
+        WORDS,
+        {"rnn", "head"},
+        ["rnn:weight_ih_l0", "rnn:weight_hh_l0", "head"],
+    ),
+    "keras": Case(
+        from_keras,
+        "tokens",
+        IDS[:, :5] % 7,
+        {"block.multi_head_attention", "head.dense"},
+        [f"*attention:{n}.kernel" for n in ("query", "key", "value", "attention_output")]
+        + ["block.einsum_dense:kernel", "head.dense:kernel", "head.dense_1"],
     ),
     "vit": Case(
         from_torch(Vit, "images", IMAGES),
@@ -208,27 +290,12 @@ def test_layers_have_the_paths_of_the_source(case: Case) -> None:
     assert all(path.rpartition(".")[2] in model.summary() for path in case.paths)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@pytest.mark.parametrize("backend", ["numpy", *(pytest.param(b, marks=pytest.mark.soak) for b in ("torch", "jax"))])
 @each_case
-def test_three_steps_of_lora_and_merging(case: Case, backend: str) -> None:
-    model = case.load()
-    plain = output(model, case, backend)
-    for pattern in case.adapted:
-        model.replace(pattern, LoRA(rank=8, alpha=8))
-    compiled = ml.compile(model, backend, shapes={case.name: case.example.shape}, trainable=adapter_patterns(model))
-    params = dict(compiled.randomize_params(seed=0))
-    inputs, to_numpy = {case.name: case.example}, compiled.backend.to_numpy
-    for _ in range(3):
-        results = {n: to_numpy(y) for n, y in compiled.evaluate(params, inputs).items()}
-        _, gradients = compiled.evaluate(params, inputs, output_gradients=results)
-        assert {name.rpartition(".")[2] for name in gradients} == {"lora_a", "lora_b"}
-        params |= {n: params[n] - 0.1 * g for n, g in gradients.items()}
-    params = {n: to_numpy(x) for n, x in params.items()}
-    trained = output(model, case, backend, params)
-    assert np.abs(trained - plain).max() > 1e-3
-    merged = merge(model, params)
-    assert set(merged) == set(ml.compile(case.load(), "numpy", inference=True).params)
-    np.testing.assert_allclose(output(model, case, backend, merged), trained, rtol=1e-4, atol=1e-5)
+def test_imported_layers_are_trained_merged_and_exported(case: Case, backend: str, tmp_path: Path) -> None:
+    pytest.importorskip("mithril_onnx")
+    inputs = {case.name: case.example}
+    train_merge_and_write(case.load(), case.adapted, inputs, backend, tmp_path, {"onnx": {}})
 
 
 def gradients_of(model: Any, case: Case) -> set[str]:

@@ -1,7 +1,7 @@
 """Record the results of transformers for small models of each family: ``python record.py [FAMILY ...]``.
 
 The weights follow from the names of tensors (``checkpoints.py``), so a record holds the configuration, the shapes and
-the results only. It requires torch and transformers; the tests that read the records do not.
+the results only. It requires torch, transformers and peft; the tests that read the records do not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from checkpoints import RECORDS, write_folder
+from checkpoints import RECORDS, folder_of, weight, write_folder
 
 BASE = {
     "vocab_size": 97,
@@ -186,6 +186,40 @@ def record_decoder(family: str) -> dict[str, Any]:
     }
 
 
+ADAPTED = {  # family: layers with LoRA
+    "llama2": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    "gpt2": ("c_attn", "c_proj", "c_fc"),
+}
+
+
+def adapter_weight(name: str, shape: Any) -> np.ndarray[Any, Any]:
+    """Return a factor of LoRA, whose name is that of mithril."""
+    return weight(name, list(shape)) * np.float32(0.5)
+
+
+def record_adapted(family: str) -> dict[str, Any]:
+    """Return the last logits of a decoder with LoRA, and the norms of gradients of half their squares, by peft."""
+    import peft
+    import torch
+
+    settings = {"r": 8, "lora_alpha": 16, "target_modules": list(ADAPTED[family]), "fan_in_fan_out": family == "gpt2"}
+    with tempfile.TemporaryDirectory() as name:
+        model = peft.get_peft_model(loaded(folder_of(family, Path(name))), peft.LoraConfig(**settings)).eval()
+        factors = {}
+        for full, factor in model.named_parameters():
+            if "lora_" in full:
+                path, kind = full.removeprefix("base_model.model.").removesuffix(".default.weight").rsplit(".", 1)
+                factors[f"{path}.{kind.lower()}"] = factor
+        for full, factor in factors.items():
+            factor.data = torch.tensor(adapter_weight(full, factor.shape))
+        logits = model(torch.tensor(PROMPT[None].astype(np.int64))).logits
+        (logits.square().sum() / 2).backward()
+    return {
+        "logits": [float(f"{x:.7g}") for x in logits[0, -1].tolist()],
+        "gradients": {name: float(f"{factor.grad.norm().item():.7g}") for name, factor in factors.items()},
+    }
+
+
 SMALL = {k: BASE[k] for k in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
 SMALL |= {"num_attention_heads": 4, "max_position_embeddings": 64}
 VISION = {k: SMALL[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
@@ -303,7 +337,10 @@ def selected(output: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or [*DECODERS, *NETWORKS]:
-        record = record_decoder(name) if name in DECODERS else record_network(name)
+    for name in sys.argv[1:] or [*DECODERS, *NETWORKS, *(f"{family}_lora" for family in ADAPTED)]:
+        if name.removesuffix("_lora") in ADAPTED and name.endswith("_lora"):
+            record = record_adapted(name.removesuffix("_lora"))
+        else:
+            record = record_decoder(name) if name in DECODERS else record_network(name)
         (RECORDS / f"{name}.json").write_text(json.dumps(record, separators=(",", ":")) + "\n")
-        print(name, len(record["shapes"]))
+        print(name)

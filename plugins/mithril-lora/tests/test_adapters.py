@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.models import LSTM, Conv2d, Embedding, Layer, Linear, Model, Relu, TransformerEncoder
+from mithril.models import LSTM, Conv2d, Embedding, Layer, Linear, Model, Relu, TransformerEncoder, shared_parameter
 from mithril_lora import Adapter, LoRA, adapter_parameters, adapter_patterns, merge
 
 generator = np.random.default_rng(3)
@@ -38,7 +38,45 @@ def initial(model: Layer, x: Any) -> Any:
     return ml.compile(model, "numpy", shapes={"input": list(x.shape)}).randomize_params(seed=1)
 
 
+class Transposed(Linear):
+    """A linear layer whose weight is [in, out], and has another name."""
+
+    weight_name, input_major = "kernel", True
+
+    def build(self, x: Any) -> Any:
+        return x @ self.param("kernel", (x.shape[-1], self.out_features), "normal")
+
+
+class Tied(Layer):
+    """Two layers of one matrix: the second uses that of the first."""
+
+    def __init__(self, kind: type[Linear] = Linear) -> None:
+        self.first = kind(3, 3)
+
+    def build(self, x: Any) -> Any:
+        y = self.first(x)
+        inner = self.first if isinstance(self.first, Linear) else self.first.inner
+        w = shared_parameter(self.first, inner.weight_name, (3, 3))
+        return y @ w
+
+
+def test_several_matrices_of_a_layer() -> None:
+    model, x = Model(LSTM(3, 4)), draw(2, 3, 3)
+    for target in ("weight_ih_l0", "weight_hh_l0"):
+        model.replace("lstm", LoRA(rank=2, target=target))
+    params = {n: draw(*np.shape(v)) for n, v in initial(model, x).items()}
+    assert len(adapter_parameters(params)) == 4
+    _, changed = output(model, params, x)
+    merged = merge(model, params)
+    assert type(model.find("lstm")["lstm"]) is LSTM
+    np.testing.assert_allclose(output(model, merged, x)[1], changed, rtol=2e-4, atol=1e-4)
+
+
 CASES: dict[str, Any] = {
+    "transposed": (lambda: Model(Transposed(4, 4)), Linear, LoRA(rank=2), draw(5, 4)),
+    "kernel": (lambda: Model(Transposed(4, 4)), Linear, LoRA(rank=2, target="kernel"), draw(5, 4)),
+    "tied": (lambda: Model(Tied()), "*.first", LoRA(rank=2), draw(5, 3)),
+    "tied transposed": (lambda: Model(Tied(Transposed)), "*.first", LoRA(rank=2), draw(5, 3)),
     "linear": (lambda: Model(Linear(4), Relu(), Linear(3)), Linear, LoRA(rank=2, alpha=6), draw(5, 3)),
     "attention": (lambda: TransformerEncoder(2, 8, heads=2), "*.self_attn.query", LoRA(rank=2), draw(2, 3, 8)),
     "conv": (lambda: Model(Conv2d(2, 4, kernel_size=3)), Conv2d, LoRA(rank=2), draw(1, 2, 5, 5)),

@@ -66,7 +66,7 @@ HOMES = {
     "layers.transformer": (
         *("TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer"),
     ),
-    "layers.wrapper": ("Hooked", "Reparametrization", "Wrapper", "hook"),
+    "layers.wrapper": ("Hooked", "Reparametrization", "Wrapper", "hook", "shared_parameter"),
 }
 __all__, _load, __dir__ = lazy_exports(__name__, HOMES)
 

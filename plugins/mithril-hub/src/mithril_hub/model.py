@@ -14,7 +14,7 @@ from mithril_hub.checkpoint.stacked_experts import separated
 from mithril_hub.decoder.config import DecoderConfig
 from mithril_hub.decoder.decoder import Trunk, capped
 from mithril_hub.decoder.places import Places, selected
-from mithril_hub.parts import Projection
+from mithril_hub.parts import Projection, logits_of_table
 
 IDS = "int64"  # of tokens and masks, as tokenizers return them and as exported files take them
 
@@ -81,7 +81,7 @@ class Decoder(Pretrained):
         if not config.tied:
             return getattr(self, names.head)(x)
         bias = self.param(f"{names.head}.bias", (config.vocabulary,), "zeros", self.dtype) if config.head_bias else None
-        return ops.linear(x, getattr(trunk, names.embedding).weight, bias)
+        return logits_of_table(x, getattr(trunk, names.embedding), config.vocabulary, self.dtype, bias)
 
 
 def with_stacked_experts(model: Pretrained, *, stacked: bool = True) -> Decoder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 from mithril import ops
-from mithril.models import Embedding, Layer, Linear
+from mithril.models import Embedding, Layer, Linear, shared_parameter
 
 INIT = "normal(std=0.02)"
 
@@ -25,19 +25,19 @@ class Style(Protocol):
 
 
 class Table(Embedding):
-    """An embedding, whose weight can be that of the head, too."""
+    """An embedding, whose weight ``logits_of_table`` uses, too."""
 
     def __init__(self, vocabulary: int, size: int, dtype: str) -> None:
         super().__init__(vocabulary, size, INIT)
         self.dtype = dtype
 
-    @property
-    def weight(self) -> Any:
-        """The parameter of the table."""
-        return self.param("weight", (self.vocabulary, self.size), self.init, self.dtype)
-
     def build(self, indices: Any) -> Any:
-        return ops.embedding(indices, self.weight)
+        return ops.embedding(indices, self.param("weight", (self.vocabulary, self.size), self.init, self.dtype))
+
+
+def logits_of_table(x: Any, table: Layer, vocabulary: int, dtype: str, bias: Any = None) -> Any:
+    """Return logits by the weight of a table, to which the layers around it may have added."""
+    return ops.linear(x, shared_parameter(table, "weight", (vocabulary, x.shape[-1]), INIT, dtype), bias)
 
 
 class Projection(Linear):

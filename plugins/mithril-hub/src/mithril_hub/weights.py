@@ -9,7 +9,7 @@ from typing import Any
 from mithril import ops
 from mithril.graph import UnsupportedError
 from mithril.models import Layer
-from mithril_hub.parts import INIT, Norm, Projection, Style
+from mithril_hub.parts import INIT, Norm, Projection, Style, Table
 
 # Names of configurations for activations of operations.
 OTHER_NAMES = {**dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"), "swish": "silu"}
@@ -57,6 +57,10 @@ class Weights:
         """Return the norm of the last axis."""
         size = x.shape[-1]
         return self._leaf(name, lambda: Norm(size, self.style, self.dtype))(x)
+
+    def table(self, name: str, rows: int, size: int) -> Layer:
+        """Return an embedding."""
+        return self._leaf(name, lambda: Table(rows, size, self.dtype))
 
     def _leaf(self, name: str, create: Callable[[], Layer]) -> Layer:
         """Return the child layer of that path, which the first trace creates; a replaced layer stays."""

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from mithril.graph import ModelError
-from mithril.models import Layer, Reparametrization, Wrapper
+from mithril.models import Layer, Wrapper, shared_parameter
 from mithril_importing.regions import Region
 
 Known = Callable[[str, Sequence[Region]], "Layer | None"]
@@ -120,9 +120,12 @@ def _listed(names: Sequence[str]) -> str:
 
 def unwrapped(layer: Layer) -> Layer:
     """Return the layer within wrappers."""
-    while isinstance(layer, Wrapper):
-        layer = layer.inner
-    return layer
+    return _with_wrapped(layer)[-1]
+
+
+def _with_wrapped(layer: Layer) -> list[Layer]:
+    """Return a layer and those within it that it wraps."""
+    return [layer, *_with_wrapped(layer.inner)] if isinstance(layer, Wrapper) else [layer]
 
 
 class Run(ABC):
@@ -202,18 +205,8 @@ class Run(ABC):
         owner = unwrapped(layer)
         scope = self._scoped(name.removesuffix(rest).rstrip("."))
         context = self.root.context
-        context.parameter_scopes.setdefault(id(owner), scope)
-        value = owner.param(rest, shape, dtype=dtype)
+        for part in _with_wrapped(layer):
+            context.parameter_scopes.setdefault(id(part), scope)
         if (id(owner), rest) in context.reparametrized:
-            return value
-        return self._reparametrized(layer, scope, rest, value)
-
-    def _reparametrized(self, layer: Layer, scope: str, name: str, value: Any) -> Any:
-        """Return a parameter that a layer elsewhere reads, such as a head that shares a table, as its wrappers do."""
-        if not isinstance(layer, Wrapper):
-            return value
-        value = self._reparametrized(layer.inner, scope, name, value)
-        if not isinstance(layer, Reparametrization) or layer.parameter_name != name:
-            return value
-        self.root.context.parameter_scopes.setdefault(id(layer), scope)
-        return layer.parameter(value)
+            return owner.param(rest, shape, dtype=dtype)
+        return shared_parameter(layer, rest, shape, dtype=dtype)

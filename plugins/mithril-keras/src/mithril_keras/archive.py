@@ -53,6 +53,9 @@ class Archive:
         except DAMAGE as error:
             raise self.damaged(error) from None
 
+    def __deepcopy__(self, memo: Any) -> Archive:
+        return self  # a mapped file, which copies of a model share
+
     def damaged(self, reason: object) -> InputError:
         """Return the error for a file that is not a valid archive."""
         text = f"{type(reason).__name__}: {reason}" if isinstance(reason, BaseException) else str(reason)

@@ -106,6 +106,7 @@ class KerasGraph(ImportedLayer):
                 ]
                 arguments.append(builder.input(name, sizes, kind))
             reader.arrays.clear()
+            reader.values.clear()
             values, weights = self._values(arguments), self.variables(reader)
             for call in self.calls:
                 self.run_call(call, weights, values)
@@ -162,12 +163,14 @@ class _Reading:
 
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = {}
+        self.values: dict[str, Value] = {}
 
     def weight(self, name: str, array: Any, state: bool) -> Value:
-        if name in self.arrays:
+        if self.arrays.setdefault(name, array) is not array:
             raise InputError(f"two variables of the archive have the name '{name}'")
-        self.arrays[name] = array
-        return Builder.current().param(name, array.shape, array.dtype)
+        if name not in self.values:
+            self.values[name] = Builder.current().param(name, array.shape, array.dtype)
+        return self.values[name]
 
     def update_state(self, name: str, value: Value) -> None:
         pass

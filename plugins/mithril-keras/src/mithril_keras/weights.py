@@ -38,7 +38,7 @@ class Weights:
     policy: str = "float32"
     trainable: bool = True
     training: bool = False
-    values: dict[tuple[str, str], Any] = field(default_factory=dict)  # by group and name: layers are called repeatedly
+    arrays: dict[tuple[str, str], Any] = field(default_factory=dict)  # by group and name: layers are called repeatedly
     next: int = 0
 
     def below(self, group: str, name: str) -> Weights:
@@ -71,15 +71,15 @@ class Weights:
 
     def _variable(self, name: str, shape: Any, perm: Any, reshape: Any, *, state: bool) -> Any:
         key = (self.group, name)
-        if key not in self.values:
+        if key not in self.arrays:
             array = self._checked(self.archive.variable(self.group, self.next), shape)
             if perm:
                 array = np.transpose(array, perm)
             if reshape:
                 array = np.reshape(array, reshape)
-            self.values[key] = self.owner.weight(f"{self.path}.{name}", array, state)
+            self.arrays[key] = array
         self.next += 1
-        return self.values[key]
+        return self.owner.weight(f"{self.path}.{name}", self.arrays[key], state)
 
     def _checked(self, array: Any, shape: Sequence[Any]) -> Any:
         expected = tuple(shape)

@@ -43,7 +43,7 @@ class LoRA(metaclass=CheckedType):
 
     def __call__(self, layer: Layer) -> Layer:
         """Return the layer with LoRA."""
-        if isinstance(layer, Linear) and self.target == "weight":
+        if isinstance(layer, Linear) and self.target in ("weight", layer.weight_name):
             return LowRankLinear(layer, self)
         if self.dropout:
             raise ModelError(
@@ -55,33 +55,50 @@ class LoRA(metaclass=CheckedType):
 class LowRankLinear(Wrapper):
     """A linear layer plus a product of low rank; ``LoRA`` creates it."""
 
-    def __init__(self, inner: Layer, settings: LoRA) -> None:
+    def __init__(self, inner: Linear, settings: LoRA) -> None:
         super().__init__(inner)
         self.settings = settings
+        self.input_major = inner.input_major
+        self.names = (inner.weight_name, "lora_a", "lora_b")
 
     def build(self, x: Any) -> Any:
         y, settings = self.inner(x), self.settings
-        a = self.param("lora_a", (settings.rank, x.shape[-1]), f"fan_in_uniform(fan_in={x.shape[-1]})")
-        b = self.param("lora_b", (y.shape[-1], settings.rank), "zeros")
+        a, b = self._factors(x.shape[-1], y.shape[-1])
         if settings.dropout and self.training:
             x = ops.dropout(x, self.key(), p=settings.dropout)
         return y + ops.linear(ops.linear(x, a), b) * settings.scale
+
+    def shared(self, name: str, stored: Any) -> Any:
+        if name != self.names[0]:
+            return stored
+        outputs, inputs = stored.shape[::-1] if self.input_major else stored.shape
+        a, b = self._factors(inputs, outputs)
+        product = ops.cast(ops.matmul(b, a) * self.settings.scale, dtype=stored.dtype)
+        return stored + (ops.transpose(product, perm=(1, 0)) if self.input_major else product)
+
+    def _factors(self, inputs: int, outputs: int) -> tuple[Any, Any]:
+        a = self.param("lora_a", (self.settings.rank, inputs), f"fan_in_uniform(fan_in={inputs})")
+        return a, self.param("lora_b", (outputs, self.settings.rank), "zeros")
 
 
 class LowRankWeight(Reparametrization):
     """A layer with a matrix of low rank added to its weight, of any rank; ``LoRA`` creates it."""
 
+    input_major = False
+
     def __init__(self, inner: Layer, settings: LoRA) -> None:
         super().__init__(inner, settings.target)
         self.settings = settings
+        prefix = "" if settings.target == "weight" else f"{settings.target}_"  # a layer can have several matrices
+        self.names = (settings.target, f"{prefix}lora_a", f"{prefix}lora_b")
 
     def parameter(self, stored: Any) -> Any:
         if stored.ndim < 2:
             raise ModelError(f"LoRA adds to matrices, but '{self.settings.target}' of {self.inner!r} is {stored.type}")
         rows, columns = stored.shape[0], int(np.prod(stored.shape[1:]))
-        rank = self.settings.rank
-        a = self.param("lora_a", (rank, columns), f"fan_in_uniform(fan_in={columns})", stored.dtype)
-        b = self.param("lora_b", (rows, rank), "zeros", stored.dtype)
+        rank, (_, a_name, b_name) = self.settings.rank, self.names
+        a = self.param(a_name, (rank, columns), f"fan_in_uniform(fan_in={columns})", stored.dtype)
+        b = self.param(b_name, (rows, rank), "zeros", stored.dtype)
         return stored + ops.reshape(ops.matmul(b, a), shape=stored.shape) * self.settings.scale
 
 
@@ -147,13 +164,11 @@ def merge(model: Layer, params: Mapping[str, Any]) -> dict[str, np.ndarray[Any, 
     ``params`` are arrays by name as NumPy can read them. Adapters cannot be merged and stay.
     """
     arrays = {name: np.asarray(x) for name, x in params.items()}
-    layers = {**model.find(LowRankLinear), **model.find(LowRankWeight)}
+    layers = [(path, layer) for path, layer in model.walk() if isinstance(layer, LowRankLinear | LowRankWeight)]
     if not layers:
         raise ModelError("the model has no LoRA to merge", facts=[repr(model)])
-    for path, layer in layers.items():
-        assert isinstance(layer, LowRankLinear | LowRankWeight)
-        target = layer.inner.weight_name if isinstance(layer.inner, Linear) else layer.settings.target
-        names = [f"{path}.{n}" for n in (target, "lora_a", "lora_b")]
+    for path, layer in layers:
+        names = [f"{path}.{n}" for n in layer.names]
         missing = [n for n in names if n not in arrays]
         if missing and not arrays.keys().isdisjoint(names):
             raise ModelError(f"parameter '{missing[0]}' is missing", facts=[f"parameters of '{path}'"])
@@ -161,13 +176,12 @@ def merge(model: Layer, params: Mapping[str, Any]) -> dict[str, np.ndarray[Any, 
             continue
         weight, a, b = (arrays[n] for n in names)
         product = b.astype(np.float64) @ a.astype(np.float64)
-        if isinstance(layer.inner, Linear) and layer.inner.input_major:
-            product = product.T
-        product = product.reshape(weight.shape)
+        product = (product.T if layer.input_major else product).reshape(weight.shape)
         arrays[names[0]] = (weight + product * layer.settings.scale).astype(weight.dtype)
         del arrays[names[1]], arrays[names[2]]
-    for kind in {type(layer) for layer in layers.values()}:
-        model.replace(kind, _inner)
+    for kind in (LowRankLinear, LowRankWeight):
+        while model.find(kind):  # a layer has one for each of its matrices, one within the other
+            model.replace(kind, _inner)
     return arrays
 
 

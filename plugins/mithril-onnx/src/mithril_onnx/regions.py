@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 
 from mithril_importing.layers import ImportedLayer, Run
@@ -62,19 +62,23 @@ def _kind(node: Any) -> str:
 
 
 def module_names(graph: Any, variables: Sequence[str]) -> dict[str, str]:
-    """Return names for weights that the exporter named by a number, as in ``onnx::MatMul_123``: of their module."""
-    readers: dict[str, list[Any]] = {}
+    """Return names for weights that the exporter named by a number, as in ``onnx::MatMul_123``: of their module.
+
+    A weight that several modules read, such as that of a tied head, has the name of the first.
+    """
+    modules, taken = modules_with_weights(graph), set(variables)
+    source = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Identity"}  # copies of shared weights
+    scopes: dict[str, tuple[Scope, ...]] = {}
     for node in graph.node:
         for name in operands_of(node):
-            readers.setdefault(name, []).append(node)
+            if around := scopes_of(node, modules):
+                scopes.setdefault(source.get(name, name), around)
     names: dict[str, str] = {}
-    modules = modules_with_weights(graph)
     for name in variables:
-        nodes = readers.get(name, [])
-        if name.startswith("onnx::") and len(nodes) == 1 and (scopes := scopes_of(nodes[0], modules)):
-            full = f"{scopes[-1].path}.weight"
-            if full not in variables and full not in names.values():
-                names[name] = full
+        if name.startswith("onnx::") and name in scopes:
+            stem = f"{scopes[name][-1].path}.weight"
+            names[name] = next(full for k in count() if (full := f"{stem}_{k}" if k else stem) not in taken)
+            taken.add(names[name])
     return names
 
 

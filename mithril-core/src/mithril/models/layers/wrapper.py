@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mithril.graph import ModelError, Value
@@ -41,6 +41,10 @@ class Wrapper(Layer):
 
     def build(self, *inputs: Any) -> Any:
         return self.inner(*inputs)
+
+    def shared(self, name: str, stored: Value) -> Value:
+        """Return a parameter as the layer uses it, for a layer elsewhere that shares it: by default the stored one."""
+        return stored
 
 
 class Hooked(Wrapper):
@@ -83,6 +87,9 @@ class Reparametrization(Wrapper):
             f"{type(self).__name__} has no method 'parameter'", hint="define parameter(self, stored), which returns it"
         )
 
+    def shared(self, name: str, stored: Value) -> Value:
+        return self.parameter(stored) if name == self.parameter_name else stored
+
     def build(self, *inputs: Any) -> Any:
         layer, used = self.inner, False
         while isinstance(layer, Wrapper):
@@ -101,3 +108,13 @@ class Reparametrization(Wrapper):
                 hint="replace layers that have it: replace(Linear, ...), or name another parameter by target='...'",
             )
         return results
+
+
+def shared_parameter(layer: Layer, name: str, shape: Iterable[Any], init: str = "zeros", dtype: Any = None) -> Value:
+    """Return a parameter of a layer as its wrappers compute it, for another layer that uses it, too.
+
+    A head that shares the table of an embedding has what LoRA adds to the table.
+    """
+    if not isinstance(layer, Wrapper):
+        return layer.param(name, shape, init, dtype)
+    return layer.shared(name, shared_parameter(layer.inner, name, shape, init, dtype))

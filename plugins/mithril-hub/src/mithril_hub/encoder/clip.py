@@ -98,9 +98,9 @@ def clip(layer: Any, config: ClipConfig, inputs: Mapping[str, Any], dtype: str) 
 
 def _text(weights: Weights, config: ClipConfig, inputs: Mapping[str, Any]) -> Any:
     tokens, hidden, below = inputs["input_ids"], config.text.hidden, weights.below("embeddings.")
-    x = ops.embedding(tokens, below.param("token_embedding.weight", (config.vocabulary, hidden)))
+    x = below.table("token_embedding", config.vocabulary, hidden)(tokens)
     rows = ops.iota(shape=(tokens.shape[1],), axis=0, dtype="int32")
-    x = x + ops.embedding(rows, below.param("position_embedding.weight", (config.positions, hidden)))
+    x = x + below.table("position_embedding", config.positions, hidden)(rows)
     mask = both(causal_mask(tokens.shape[1]), padding_mask(inputs["attention_mask"]))
     x = weights.norm("final_layer_norm", encode(weights, config.text, x, mask))
     ends = tokens if config.end == 2 else ops.cast(ops.equal(tokens, config.end), dtype="int32")

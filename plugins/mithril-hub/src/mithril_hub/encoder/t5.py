@@ -15,6 +15,7 @@ from mithril_hub.encoder.blocks import joined_heads, padding_mask, split_heads
 from mithril_hub.encoder.memory import Memory
 from mithril_hub.encoder.network import Network, TextSettings
 from mithril_hub.model import IDS
+from mithril_hub.parts import logits_of_table
 from mithril_hub.weights import Weights, activate
 
 
@@ -78,10 +79,10 @@ def t5_network(settings: Mapping[str, Any], dtype: str, cache: int | None = None
 def t5(layer: Any, config: T5Config, inputs: Mapping[str, Any], dtype: str) -> Any:
     """Return the logits of the decoder and the result of the encoder."""
     weights = Weights(layer, dtype, "", config)
-    table = weights.param("shared.weight", (config.vocabulary, config.hidden))
+    table = weights.table("shared", config.vocabulary, config.hidden)
     target = inputs["decoder_input_ids"]
     keys = _additive(padding_mask(inputs["attention_mask"]))
-    encoded = _encoder(weights, config, ops.embedding(inputs["input_ids"], table), keys)
+    encoded = _encoder(weights, config, table(inputs["input_ids"]), keys)
     memory = Memory(layer, Places.of(target, None, None, None, None, "T5"))
     return _decoder(weights, config, table, target, memory, encoded, keys, None), encoded
 
@@ -89,7 +90,7 @@ def t5(layer: Any, config: T5Config, inputs: Mapping[str, Any], dtype: str) -> A
 def t5_step(layer: Any, config: T5Config, inputs: Mapping[str, Any], dtype: str, *, cache: int) -> Any:
     """Return the logits of further tokens; a call with the encoder's input begins a text."""
     weights = Weights(layer, dtype, "", config)
-    table = weights.param("shared.weight", (config.vocabulary, config.hidden))
+    table = weights.table("shared", config.vocabulary, config.hidden)
     target, source, valid = inputs["decoder_input_ids"], inputs["input_ids"], inputs["attention_mask"]
     memory = Memory(layer, Places.of(target, inputs["position"], cache, None, None, "T5"), cache, source is not None)
     batch = target.shape[0]
@@ -97,7 +98,7 @@ def t5_step(layer: Any, config: T5Config, inputs: Mapping[str, Any], dtype: str,
         source = ops.full(shape=(batch, 1), value=0, dtype="int32")
     if valid is None:
         valid = ops.full(shape=source.shape, value=1, dtype="int32")
-    encoded = _encoder(weights, config, ops.embedding(source, table), _additive(padding_mask(valid)))
+    encoded = _encoder(weights, config, table(source), _additive(padding_mask(valid)))
     marks = memory.of_encoder("encoder_mask", (batch, None), 1, lambda: valid, "int32")
     return _decoder(weights, config, table, target, memory, encoded, _additive(padding_mask(marks)), inputs["last"])
 
@@ -127,7 +128,7 @@ def _decoder(
 ) -> Any:
     """Return the logits of tokens, or with ``last`` of one token of each row."""
     root, weights, places = weights, weights.below("decoder."), memory.places
-    x = ops.embedding(tokens, table)
+    x = table(tokens)
     rows = ops.reshape(places.rows, shape=(*places.rows.shape, 1))
     length = tokens.shape[1] if places.start is None else places.capacity
     relative = ops.iota(shape=(1, length), axis=1, dtype="int32") - rows
@@ -153,7 +154,7 @@ def _decoder(
     if config.output_scale != 1.0:
         x = x * config.output_scale
     if config.tied:
-        return ops.linear(x, table)
+        return logits_of_table(x, table, config.vocabulary, weights.dtype)
     return root.linear("lm_head", x, config.vocabulary)
 
 
@@ -179,14 +180,14 @@ def _feed_forward(weights: Weights, config: T5Config, x: Any) -> Any:
 
 def _positions(weights: Weights, config: T5Config, relative: Any, bidirectional: bool) -> Any:
     """Return the bias of each head by relative position: [1 or batch, heads, queries, keys]."""
-    table = weights.param("relative_attention_bias.weight", (config.buckets, config.heads))
+    table = weights.table("relative_attention_bias", config.buckets, config.heads)
     buckets = config.buckets // 2 if bidirectional else config.buckets
     distance = ops.abs(relative) if bidirectional else ops.maximum(-relative, 0)
     by_distance = _buckets(buckets, config.distance)
     bucket = ops.take(by_distance, ops.minimum(distance, len(by_distance) - 1), axis=0)
     if bidirectional:
         bucket = bucket + ops.where(ops.greater(relative, 0), buckets, 0)
-    bias = ops.embedding(ops.cast(bucket, dtype="int32"), table)
+    bias = table(ops.cast(bucket, dtype="int32"))
     if len(bias.shape) == 4:
         return ops.transpose(bias, perm=(0, 3, 1, 2))
     return ops.unsqueeze(ops.transpose(bias, perm=(2, 0, 1)), axis=0)

@@ -148,14 +148,13 @@ def _embedding(pooling: str, x: Any, mask: Any) -> Any:
 
 def _embedded(weights: Weights, config: TextConfig, tokens: Any, segments: Any) -> Any:
     hidden, below = config.tower.hidden, weights.below("embeddings.")
-    x = ops.embedding(tokens, below.param("word_embeddings.weight", (config.vocabulary, hidden)))
+    x = below.table("word_embeddings", config.vocabulary, hidden)(tokens)
     if config.types:
-        table = below.param("token_type_embeddings.weight", (config.types, hidden))
-        x = x + (table[0] if segments is None else ops.embedding(segments, table))
-    table = below.param("position_embeddings.weight", (config.positions, hidden))
+        first = ops.full(shape=(1, 1), value=0, dtype="int32")
+        x = x + below.table("token_type_embeddings", config.types, hidden)(first if segments is None else segments)
     if config.padding is None:
         rows = ops.iota(shape=(tokens.shape[1],), axis=0, dtype="int32")
     else:
         real = ops.cast(ops.not_equal(tokens, config.padding), dtype="int32")
         rows = ops.cast(ops.cumsum(real, axis=1), dtype="int32") * real + config.padding
-    return below.norm("LayerNorm", x + ops.embedding(rows, table))
+    return below.norm("LayerNorm", x + below.table("position_embeddings", config.positions, hidden)(rows))

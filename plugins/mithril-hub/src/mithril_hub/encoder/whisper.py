@@ -13,6 +13,7 @@ from mithril_hub.encoder.blocks import BlockNames, Tower, attend, encode, keys_a
 from mithril_hub.encoder.memory import Memory
 from mithril_hub.encoder.network import Network, TextSettings
 from mithril_hub.model import IDS
+from mithril_hub.parts import logits_of_table
 from mithril_hub.weights import Weights, activate
 
 NAMES = BlockNames(
@@ -97,9 +98,8 @@ def _decoder(
     """Return the logits of tokens, or with ``last`` of one token of each row."""
     tower = config.decoder
     weights = Weights(layer, dtype, "model.decoder.", tower)
-    table = weights.param("embed_tokens.weight", (config.vocabulary, tower.hidden))
-    x = ops.embedding(tokens, table)
-    x = x + ops.embedding(memory.places.rows, weights.param("embed_positions.weight", (config.target, tower.hidden)))
+    table = weights.table("embed_tokens", config.vocabulary, tower.hidden)
+    x = table(tokens) + weights.table("embed_positions", config.target, tower.hidden)(memory.places.rows)
     mask, cross = memory.places.mask(None), replace(tower.names, **CROSS)
     mask = ops.reshape(mask, shape=(*(1,) * (4 - len(mask.shape)), *mask.shape))
     size = tower.hidden // tower.heads
@@ -120,7 +120,8 @@ def _decoder(
         y = block.norm(tower.names.mlp_norm, x)
         y = activate(tower.activation, block.linear("fc1", y, tower.intermediate, bias=True))
         x = x + block.linear("fc2", y, tower.hidden, bias=True)
-    return ops.linear(selected(weights.norm("layer_norm", x), last), table)
+    x = selected(weights.norm("layer_norm", x), last)
+    return logits_of_table(x, table, config.vocabulary, dtype)
 
 
 def _encoder(weights: Weights, config: WhisperConfig, features: Any) -> Any:
