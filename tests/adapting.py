@@ -17,7 +17,7 @@ STEPS = 20
 def train_merge_and_write(
     model: Any, paths: Sequence[str], inputs: dict[str, Any], backend: str, folder: Path, formats: dict[str, Any]
 ) -> None:
-    """Check that the loss falls, the base stays, and the merged model and its files compute what was trained."""
+    """Check that the loss falls, the base stays, and the merged model and its files give the trained results."""
     plain = ml.compile(model, "numpy", inference=True)(inputs)
     for path in paths:
         pattern, _, target = path.partition(":")  # of a layer, and of its matrix

@@ -64,7 +64,7 @@ TABLES = {"phi_tied": "*.embed_tokens", "t5": "shared", "whisper": "*.embed_toke
 
 
 @pytest.mark.parametrize("family", TABLES)
-def test_the_head_has_what_is_added_to_the_table_that_it_shares(family, tmp_path):
+def test_heads_have_the_products_of_tables_that_they_share(family, tmp_path):
     model = ml.from_pretrained(folder_of(family, tmp_path))
     train_merge_and_write(model, [TABLES[family]], inputs_of(family, model), "numpy", tmp_path, {})
 
