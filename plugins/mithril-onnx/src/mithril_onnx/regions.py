@@ -66,7 +66,7 @@ def module_names(graph: Any, variables: Sequence[str]) -> dict[str, str]:
 
     A weight that several modules read, such as that of a tied head, has the name of the first.
     """
-    modules, taken = modules_with_weights(graph), set(variables)
+    modules, used_names = modules_with_weights(graph), set(variables)
     source = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Identity"}  # copies of shared weights
     scopes: dict[str, tuple[Scope, ...]] = {}
     for node in graph.node:
@@ -77,8 +77,8 @@ def module_names(graph: Any, variables: Sequence[str]) -> dict[str, str]:
     for name in variables:
         if name.startswith("onnx::") and name in scopes:
             stem = f"{scopes[name][-1].path}.weight"
-            names[name] = next(full for k in count() if (full := f"{stem}_{k}" if k else stem) not in taken)
-            taken.add(names[name])
+            names[name] = next(full for k in count() if (full := f"{stem}_{k}" if k else stem) not in used_names)
+            used_names.add(names[name])
     return names
 
 

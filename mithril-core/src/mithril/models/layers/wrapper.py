@@ -113,7 +113,7 @@ class Reparametrization(Wrapper):
 def shared_parameter(layer: Layer, name: str, shape: Iterable[Any], init: str = "zeros", dtype: Any = None) -> Value:
     """Return a parameter of a layer as its wrappers compute it, for another layer that uses it, too.
 
-    A head that shares the table of an embedding has what LoRA adds to the table.
+    A head that shares the table of an embedding includes the product that LoRA adds to the table.
     """
     if not isinstance(layer, Wrapper):
         return layer.param(name, shape, init, dtype)
