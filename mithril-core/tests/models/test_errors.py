@@ -185,7 +185,7 @@ def test_a_connection_of_another_model():
         (lambda: Dropout(1.5), "Dropout: p must be at least 0 and less than 1, got 1.5"),
         (lambda: IOKey("x", shape=[2.5]), "'x' cannot have the size 2.5"),
         (lambda: Tanh()(3j), "input 'input' of Tanh() cannot be a complex"),
-        (lambda: Tanh()("a", "b"), "Tanh() takes 1 inputs, got 2"),
+        (lambda: Tanh()("a", "b"), "Tanh() takes 1 input, got 2"),
         (lambda: Tanh()("a", input="b"), "Tanh() got its input 'input' twice"),
         (lambda: Tanh().set_attribute("a b", 1), "'a b' cannot name an attribute"),
         (lambda: Model() + 1, None),

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mithril.graph import Value
-from mithril.models import Add, Cast, Connection, IOKey, Layer, Model, Multiply, Negate, Sum, Tanh
+from mithril import ops
+from mithril.graph import ModelError, OperationError, Value
+from mithril.models import Add, Cast, Concat, Connection, IOKey, Layer, Model, Multiply, Negate, Relu, Sum, Tanh
 from mithril.models.language.flatten import flatten
 
 spec = importlib.util.spec_from_file_location("model_test_helpers", Path(__file__).with_name("helpers.py"))
@@ -133,6 +134,31 @@ def test_scalars_and_arrays_as_inputs_of_layers():
     out, _ = run(model, {"x": x})
     np.testing.assert_array_equal(out["output"], (x + np.float16(2.5)).astype(np.float32) * [1, 2])
     assert out["output"].dtype == np.float32
+
+
+def test_a_list_is_several_arguments():
+    x = np.array([[1.0, -2.0]], np.float32)
+    for build, expected in (
+        (lambda a, b: Add()([a, b]), 11 * x),
+        (lambda a, b: Add()((a, b)), 11 * x),
+        (lambda a, b: Concat(axis=1)([a, b]), [[1, -2, 10, -20]]),
+        (lambda a, b: ops.concat([a, b], axis=1), [[1, -2, 10, -20]]),
+        (lambda a, b: ops.stack((a, b)), [x, 10 * x]),
+    ):
+        outputs, _ = run(Model.create(outputs={"y": build(IOKey("a"), IOKey("b"))}), {"a": x, "b": 10 * x})
+        np.testing.assert_array_equal(outputs["y"], expected)
+    np.testing.assert_array_equal(ops.concat([x[0], x[0]]), [1, -2, 1, -2])
+    for wrong in (lambda: Relu()([IOKey("a"), IOKey("b")]), lambda: Relu()([x, x]), lambda: Relu()(x, x)):
+        with pytest.raises(ModelError, match=r"takes 1 input, got 2"):
+            wrong()
+    with pytest.raises(OperationError, match="operand 'b' cannot be a (?s:.)*ops.concat join values"):
+        run(Model.create(outputs={"y": ops.add(IOKey("a"), [IOKey("b"), 1.0])}), {"a": x, "b": x})
+
+
+@pytest.mark.parametrize("wrong", ["text", [[1, 2], [3]], object(), ["a"]])
+def test_operands_are_numbers(wrong):
+    with pytest.raises(OperationError, match="operation 'relu': operand 'x' cannot be a"):
+        ops.relu(wrong)
 
 
 def test_connections_of_a_model_extend_it():

@@ -15,10 +15,15 @@ from mithril.graph.dtypes import DType, dtype as as_dtype, scalar_dtype
 from mithril.graph.errors import MithrilError, OperationError
 from mithril.graph.registry import operation
 
+ACCEPTED = (Value, np.ndarray, np.generic, bool, int, float)  # without a further look at their elements
+
 
 def apply(op: Op, operands: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
     """Append a node if an operand is symbolic, or if a builder is active and no operand is an array; else compute."""
-    if attributes and not op.variadic:
+    if op.variadic:
+        if len(operands) == 1 and isinstance(operands[0], (list, tuple)):  # concat([x, y]), as in NumPy and PyTorch
+            operands = tuple(operands[0])
+    elif attributes:
         operands, attributes = op.bind(operands, attributes)
     for operand in operands:
         if isinstance(operand, Value):
@@ -43,7 +48,7 @@ def emit(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 
 def convert(op: Op, builder: Builder, operands: Sequence[Any]) -> list[Value | None]:
     """Convert scalars and arrays to constants, and cast promoted operands to their common dtype."""
-    slots = op.all_operands(operands)
+    slots = _checked_operands(op, operands)
     target = op.common_dtype(slots)
     out: list[Value | None] = []
     for k, operand in enumerate(slots):
@@ -52,19 +57,35 @@ def convert(op: Op, builder: Builder, operands: Sequence[Any]) -> list[Value | N
             out.append(None)
         elif isinstance(operand, Value):
             out.append(operand if dtype is None or operand.dtype is dtype else _cast(operand, dtype))
-        elif isinstance(operand, (bool, int, float, np.ndarray, np.generic, list, tuple)):
-            out.append(builder.constant(operand, dtype))
         else:
+            out.append(builder.constant(operand, dtype))
+    return out
+
+
+def _checked_operands(op: Op, operands: Sequence[Any]) -> list[Any]:
+    """Return the operands, with None for absent ones; raise OperationError for objects other than numbers."""
+    slots = op.all_operands(operands)
+    for k, operand in enumerate(slots):
+        if operand is None or isinstance(operand, ACCEPTED):
+            continue
+        try:
+            kind = np.asarray(operand).dtype.kind
+        except Exception:  # rows of several lengths, or an object with a conversion of its own
+            kind = "O"
+        if kind in "OSUMm":
+            parts = operand if isinstance(operand, (list, tuple)) else ()
+            is_joined = any(isinstance(x, Value) or hasattr(x, "__mithril_apply__") for x in parts)
             raise OperationError(
                 f"operation '{op.name}': operand '{op.operand_name(k)}' cannot be a {type(operand).__name__}",
-                facts=[f"got {operand!r}", "accepted: values, NumPy arrays, Python numbers"],
+                facts=[f"got {operand!r:.200}", "accepted: values, NumPy arrays, Python numbers, rows of equal length"],
+                hint="" if not is_joined else "ops.stack and ops.concat join values: ops.concat([x, y], axis=1)",
             )
-    return out
+    return slots
 
 
 def evaluate(op: Op, operands: Sequence[Any], attributes: Mapping[str, Any], regions: Sequence[Graph] = ()) -> Any:
     """Compute the operation on NumPy arrays by its reference implementation."""
-    slots = op.all_operands(operands)
+    slots = _checked_operands(op, operands)
     target = op.common_dtype(slots)
     arrays: list[Any] = []
     for k, operand in enumerate(slots):

@@ -294,7 +294,8 @@ class Step:
         inputs = layer.inputs + layer.optional
         if len(args) > len(inputs):
             raise self._error(
-                f"{layer!r} takes {len(inputs)} inputs, got {len(args)}", [f"inputs: {', '.join(inputs)}"]
+                f"{layer!r} takes {len(inputs)} input{'s' * (len(inputs) != 1)}, got {len(args)}",
+                [f"inputs: {', '.join(inputs)}"],
             )
         for terminal, argument in zip(inputs, args, strict=False):
             if argument is not None:

@@ -328,13 +328,17 @@ class Layer(metaclass=LayerMeta):
 
         Returns the output connection, or a tuple of them. Called on values in a build method, builds immediately.
         Called on arrays alone, outside of a model, it computes at once, with pretrained or initial parameters: by
-        NumPy, or on ``backend=`` (a name or an instance), whose arrays it then returns.
+        NumPy, or on ``backend=`` (a name or an instance), whose arrays it then returns. A list of connections is
+        the same as several arguments: ``Add()([x, y])``.
         """
+        if len(args) == 1 and isinstance(args[0], (list, tuple)) and any(map(_is_tensor, args[0])):
+            args = tuple(args[0])
         if any(isinstance(a, Value) for a in args) or any(isinstance(b, Value) for b in bindings.values()):
             return self.context.call(self, args, bindings, caller_location())
-        arrays = {**dict(zip((*self.inputs, *self.optional), args, strict=False)), **bindings}
+        terminals = (*self.inputs, *self.optional)
+        arrays = {**dict(zip(terminals, args, strict=False)), **bindings}
         backend = arrays.pop("backend", None) if "backend" in bindings and "backend" not in self.terminals() else None
-        is_complete = set(self.inputs) - {TRAINING_FLAG} <= set(arrays)
+        is_complete = set(self.inputs) - {TRAINING_FLAG} <= set(arrays) and len(args) <= len(terminals)
         if is_complete and arrays and all(map(_is_array, arrays.values())) and not is_building():
             from mithril.models.language.eager import compute
 
@@ -378,6 +382,10 @@ def _tree(layers: list[tuple[str, Layer]]) -> str:
         below = [(p[len(path) + 1 :], x) for p, x in inner]
         content += notebook.folded(title, _tree(below)) if inner else f"<div>{html.escape(title)}</div>"
     return content
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, (Value, Connection, np.ndarray))
 
 
 def _is_array(x: Any) -> bool:
