@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +22,7 @@ if engine == "jax":
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     jax.distributed.initialize(address, size, rank, heartbeat_timeout_seconds=10)
-else:
+elif engine == "torch":
     import torch
     torch.set_num_threads(1)
 import numpy as np
@@ -72,6 +72,21 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def written(folder: Path, text: str) -> Path:
+    """Write a program and return its file."""
+    file = folder / "program.py"
+    file.write_text(PRELUDE + textwrap.dedent(text))
+    return file
+
+
+def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process of a program."""
+    few = {"OMP_NUM_THREADS": "1", "NPROC": "4", "JAX_PLATFORMS": "cpu", "PYTHONFAULTHANDLER": "1"}
+    environment = {**os.environ, **few, **variables}
+    environment.pop("JAX_NUM_CPU_DEVICES", None)
+    return environment
+
+
 @contextlib.contextmanager
 def started(
     folder: Path,
@@ -84,15 +99,12 @@ def started(
     host: str = "127.0.0.1",
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Start the processes of a program; end them with the block."""
-    file = folder / "program.py"
-    file.write_text(PRELUDE + textwrap.dedent(text))
+    file = written(folder, text)
     shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": str(free_port())}
-    shared |= {"OMP_NUM_THREADS": "1", "NPROC": "4", "JAX_PLATFORMS": "cpu", "PYTHONFAULTHANDLER": "1"}
     processes = []
     try:
         for rank in range(size):
-            environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            environment.pop("JAX_NUM_CPU_DEVICES", None)
+            environment = environment_of({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
             command = [*(prefixes[rank] if prefixes else prefix), sys.executable, str(file), engine, *arguments]
             pipe = subprocess.PIPE
             processes.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment))

@@ -105,6 +105,27 @@ def test_other_engines(tmp_path, usable, backend):
     expect_once(before.ids + after.ids)
 
 
+def test_between_the_last_step_of_an_epoch_and_its_end(tmp_path):
+    """Resume without a batch: the end of the epoch saves the parameters of the checkpoint."""
+
+    class Stops(ml.Checkpoint):
+        def step_end(self, trainer, report):
+            super().step_end(trainer, report)
+            if trainer.steps == 13:
+                raise Stopped
+
+    subject, undisturbed, seen = fresh(tmp_path), fresh(tmp_path / "undisturbed"), Seen()
+    with pytest.raises(Stopped):
+        fresh(tmp_path / "unused").fit(loader(8), callbacks=[Stops(tmp_path, every=1)])
+    subject.fit(loader(8), callbacks=[seen], resume=tmp_path)
+    undisturbed.fit(loader(8))
+    assert not seen.ids
+    assert (subject.epoch, subject.steps) == (1, 13)
+    assert subject.history.rows == undisturbed.history.rows
+    for name, x in undisturbed.params.items():
+        np.testing.assert_array_equal(subject.params[name], x)
+
+
 def test_drop_last(tmp_path):
     before, after = interrupted(tmp_path, loader(8, drop_last=True), loader(10, drop_last=True), 3)
     assert Counter(before.ids + after.ids).most_common(1)[0][1] == 1

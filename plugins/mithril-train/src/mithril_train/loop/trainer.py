@@ -366,8 +366,8 @@ class Trainer(TrainerEvaluation):
             if self._totals is not None:
                 self.engine.decisions.record("choice", "fit got other data: the rest of the interrupted epoch is left")
             self._totals = None
-        if not self.engine.arrays and self.epoch >= total:  # already finished: the parameters are still needed
-            self.begin(next(iter(source.evaluation_batches())))
+        if self.epoch >= total:  # already finished: the parameters are still needed
+            self._begin_without_step(source)
         self.stopped = ""
         bar = self._bar = make_progress(progress if self.world.rank == 0 else False)
         with ExitStack() as ending:  # in reverse order, each whether or not others fail
@@ -389,6 +389,11 @@ class Trainer(TrainerEvaluation):
             if self.stopped:
                 self.tell(f"stopped after {self.epoch} epochs and {self.steps} steps: {self.stopped}")
         self._bind()
+
+    def _begin_without_step(self, source: Loader) -> None:
+        """Begin with any batch if no step has: arrays of a checkpoint wait for one."""
+        if not self.engine.arrays:
+            self.begin(next(iter(source.evaluation_batches())))
 
     def _note_failure(self, kind: type[BaseException] | None, *_: Any) -> None:
         self.failed = kind is not None
@@ -434,6 +439,7 @@ class Trainer(TrainerEvaluation):
             raise InputError("the loader gave no batch", hint="check the data set's length, batch_size and drop_last")
         if not finished:
             return
+        self._begin_without_step(source)  # resumed after the last step of the epoch, but before its end
         if validation[0] is not None:
             row.update(self._validated(*validation, watchers))
         position = source.state()
