@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -95,6 +97,9 @@ class Checkpoint(Callback):
             # Only if all have agreed to end: others would still train, and not answer.
             if trainer.stopped == SIGTERM and not trainer.failed:
                 trainer.world.finish("the end of all saves")
+            if trainer.failed:  # the signal ends the process before anything prints the error
+                traceback.print_exc()
+                sys.stderr.flush()
             signal.raise_signal(signal.SIGTERM)
 
     def batch_end(self, trainer: Training, report: Report) -> None:
