@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,3 +156,19 @@ def test_a_full_disk_while_parts_are_written(monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match="training continues with the previous one"):
         subject.fit(X, Y, 3, batch_size=16)
     assert [c.step for c in ml_checkpoint.candidates("memory://full-disk")] == [18, 6]
+
+
+@pytest.mark.parametrize(
+    ("stopped", "failed", "ends"), [("", False, True), ("SIGTERM", False, True), ("", True, False)]
+)
+def test_processes_end_together_after_the_last_save(tmp_path, monkeypatch, stopped, failed, ends):
+    """Also after training that is complete: process 0, which was not told to end, holds the store of the others."""
+    events = []
+    world = SimpleNamespace(
+        exchange=lambda value, purpose: events.append(purpose) or [value, True],
+        finish=lambda purpose: events.append(purpose),
+    )
+    dog = SimpleNamespace(waiting=lambda *_, **__: nullcontext())
+    monkeypatch.setattr(signal, "raise_signal", events.append)
+    ml.Checkpoint(tmp_path).end(SimpleNamespace(failed=failed, stopped=stopped, watchdog=dog, world=world))
+    assert events == (["the end of all saves"] * 2 + [signal.SIGTERM] if ends else [])

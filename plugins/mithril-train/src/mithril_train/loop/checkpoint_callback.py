@@ -92,11 +92,13 @@ class Checkpoint(Callback):
         if self._handler is not None:
             signal.signal(signal.SIGTERM, self._handler)
             self._handler = None
+        # Not after an error or a stop of one process: others would still train, and not answer.
+        if not trainer.failed and trainer.stopped in ("", SIGTERM):
+            # Training may be complete before all have agreed to end.
+            self._terminated = any(trainer.world.exchange(self._terminated, "the end of all saves"))
+            trainer.world.finish("the end of all saves")
         if self._terminated:
             self._terminated = False
-            # Only if all have agreed to end: others would still train, and not answer.
-            if trainer.stopped == SIGTERM and not trainer.failed:
-                trainer.world.finish("the end of all saves")
             if trainer.failed:  # the signal ends the process before anything prints the error
                 traceback.print_exc()
                 sys.stderr.flush()
