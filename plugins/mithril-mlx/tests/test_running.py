@@ -103,6 +103,13 @@ def test_composites_run_as_one_kernel():
     assert 'mask="causal"' in compiled.source
 
 
+def test_a_fused_activation_keeps_the_product_with_bias():
+    levels = {
+        level: ml.compile(mlp(), "mlx", shapes={"x": [8, 8]}, optimization_level=level) for level in ("low", "medium")
+    }
+    assert [program.source.count("mx.addmm(") for program in levels.values()] == [2, 2]
+
+
 def test_compiled_programs_give_the_same():
     plain = ml.compile(mlp(), "mlx", shapes={"x": [None, 8]})
     compiled = ml.compile(mlp(), "mlx", shapes={"x": [None, 8]}, jit=True)

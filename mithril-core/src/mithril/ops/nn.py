@@ -59,10 +59,10 @@ def linear(x, w, b=None, *, activation: str = "none"):
     if activation not in ACTIVATIONS:
         message, facts, hint = unknown("activation of linear", activation, list(ACTIVATIONS))
         raise OperationError(message, facts=facts, hint=hint)
+    if activation != "none":  # backends have kernels of products with a bias, but of few activations
+        return ACTIVATIONS[activation](linear(x, w, b))
     y = matmul(x, transpose(w, perm=(1, 0)))
-    if b is not None:
-        y = y + b
-    return ACTIVATIONS[activation](y)
+    return y if b is None else y + b
 
 
 @linear.vjp
