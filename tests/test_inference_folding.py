@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
+from mithril import pass_
 from mithril.compiler import CompiledModel
 from mithril.models import BatchNorm2d, Conv2d, Flatten, GlobalAvgPool2d, Linear, Model, Relu
 
@@ -227,3 +228,33 @@ def test_options_that_the_backend_refuses_are_refused_at_once(way):
     options = {way: True, "cpu_options": {"cpu": "znver55"}}
     with pytest.raises(ml.OptionError, match="unknown CPU 'znver55' in cpu_options"):
         ml.compile(network(), "c", shapes=SHAPES, **options)
+
+
+@pytest.mark.parametrize(("model", "is_folded"), [(network(), True), (Model(Relu(), Relu()), False)])
+def test_the_passes_run_once_for_the_first_program(model, is_folded):
+    runs = []
+
+    def counting(graph: Any) -> Any:
+        runs.append(graph)
+        return graph
+
+    compiled = ml.compile(model, "numpy", shapes=SHAPES, inference=True, custom_passes=[counting])
+    compiled.bind(compiled.randomize_params(seed=0))
+    output(compiled, X)
+    assert any("bind computes" in d.message for d in compiled.decisions) == is_folded
+    assert len(runs) == len(compiled.programs) == 1
+
+
+def test_a_cached_program_has_the_decisions_of_its_passes(tmp_path):
+    def deciding(graph: Any, context: Any) -> Any:
+        context.decisions.record("choice", "a decision of a pass")
+        return graph
+
+    one = pass_(name="deciding")(deciding)
+    for _ in range(2):
+        compiled = ml.compile(
+            network(), "numpy", shapes=SHAPES, inference=True, cache=True, cache_dir=str(tmp_path), custom_passes=[one]
+        )
+        compiled.bind(*trained(compiled, seed=1))
+        output(compiled, X)
+        assert "a decision of a pass" in str(compiled.decisions)

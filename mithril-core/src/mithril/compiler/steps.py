@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 from mithril import plugins
 from mithril.backend import Backend, BuildOptions, LazyGraph, checked
@@ -35,7 +35,7 @@ from mithril.compiler.requirements import PLANNED, check_memory, check_trainable
 from mithril.compiler.session import Session
 from mithril.compiler.signature import CALL_OPTIONS
 from mithril.compiler.unused_parts import Unused
-from mithril.graph import Decisions, DTypeError, Graph, Input, InputError, OptionError, TensorType, bind
+from mithril.graph import Decision, Decisions, DTypeError, Graph, Input, InputError, OptionError, TensorType, bind
 from mithril.passes import PassContext, PassManager
 from mithril.plugins import CompileContext
 
@@ -134,6 +134,17 @@ def _prepare(compiled: CompiledModel, compiler: ModelCompiler) -> None:
         decisions.record("assumed", f"the dtype of {names} is taken from the first call")
 
 
+class _Prepared(NamedTuple):
+    """Graphs of a program that is built later, and the decisions that were made for them."""
+
+    graphs: ProgramGraphs
+    decisions: list[Decision]
+
+
+def _key(request: ProgramKey) -> tuple[Any, ...]:
+    return request.types, request.kind, request.stored
+
+
 class ModelCompiler:
     """The ``Compiler`` of one model for one backend, which creates programs on request."""
 
@@ -145,6 +156,7 @@ class ModelCompiler:
         self._unreported = Builder(Pipeline(session, Progress(session.deadline)))
         self._buckets: dict[tuple[bool, bool], Buckets | None] = {}
         self._folds: dict[Any, bool] = {}  # by types, kind, sparse inputs and statistics
+        self._prepared: dict[Any, _Prepared] = {}  # by types, kind and sparse inputs
         self._written: set[str] = set()  # kinds of programs written to file_path
 
     # -- a program ---------------------------------------------------------------------------------------------------
@@ -162,7 +174,8 @@ class ModelCompiler:
             # Decisions of this program are stored with it, so that a program from the cache explains
             # itself as well.
             num_decisions = len(session.decisions)
-            graphs = self.pipeline.graphs(request)
+            prepared = None if request.embeds else self._prepared.pop(_key(request), None)
+            graphs = self.pipeline.graphs(request) if prepared is None else prepared.graphs
             with exact_sizes_saved(cache, request):
                 native = (request.kind.of, graphs.wrt) if graphs.native else None
                 early: list[Graph] = []
@@ -194,7 +207,8 @@ class ModelCompiler:
         if graphs.checks:
             program.checked = IndexCheckedExecutable(executable, graphs.checks, program.types, session.backend)
         if cache is not None:
-            cache.save(program, list(session.decisions)[num_decisions:])
+            earlier = [] if prepared is None else prepared.decisions
+            cache.save(program, [*earlier, *list(session.decisions)[num_decisions:]])
         if request.embeds:
             self._release(program)
         return program
@@ -213,17 +227,25 @@ class ModelCompiler:
         return memory_use(graph, backend, largest_sizes(graph), executable).peak
 
     def folds(self, request: ProgramKey) -> bool:
-        """Whether the program of a request contains expressions of its parameters alone."""
-        key = request.types, request.kind, request.stored, tuple(request.bound.statistics if request.bound else ())
+        """Whether the program of a request contains expressions of its parameters alone.
+
+        The answer takes a run of the passes. Its graphs are used for the program that is requested next: of the
+        binding, or, without such expressions, of any parameters, where bound ones make no difference.
+        """
+        key = *_key(request), tuple(request.bound.statistics if request.bound else ())
         if key not in self._folds:
             cache = self.session.cache
             key_of_entry = None if cache is None else cache.key(request)
             stored = None if cache is None or key_of_entry is None else cache.read_folds(key_of_entry)
             if stored is None:
                 early: list[Graph] = []
+                num_decisions = len(self.session.decisions)
                 with self.session.deadline:
-                    self._check_early(self._lowered(request, early))
+                    graphs = self.pipeline.graphs(request)
+                    decisions = list(self.session.decisions)[num_decisions:]
+                    self._check_early(self._lowered(request, graphs.optimized, early))
                 stored = bool(early)
+                self._prepared[_key(request)] = _Prepared(graphs, decisions)
                 if cache is not None and key_of_entry is not None:
                     cache.save_folds(key_of_entry, stored)
             self._folds[key] = stored
@@ -289,7 +311,7 @@ class ModelCompiler:
     def lowered(self, request: ProgramKey) -> Graph:
         """Run steps three to five and return the decomposed graph, the input of code generation."""
         with self.session.deadline:
-            return self._lowered(request, [])
+            return self._lowered(request, self._unreported.pipeline.graphs(request).optimized, [])
 
     def lowered_and_checked(self, request: ProgramKey) -> Graph:
         """Return the decomposed graph of a program that is built later; raise the errors that building would raise."""
@@ -303,10 +325,9 @@ class ModelCompiler:
         if not settings["backend_map"]:
             backend.check(graph)
 
-    def _lowered(self, request: ProgramKey, early: list[Graph]) -> Graph:
-        """Return the decomposed graph, and append those that ``bind`` computes to ``early``."""
+    def _lowered(self, request: ProgramKey, graph: Graph, early: list[Graph]) -> Graph:
+        """Return the optimized graph decomposed, and append those that ``bind`` computes to ``early``."""
         builder, backend = self._unreported, self.session.backend
-        graph = builder.pipeline.graphs(request).optimized
         if request.bound is None:
             return builder.decomposed(graph, backend, builder.options())
         statistics = request.bound.statistics
