@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -195,6 +196,23 @@ def test_run_benchmark_and_sweep(backend, rows):
     assert all(result.memory_usage for result in sweep.values())
     ET.fromstring(sweep.svg())
     assert "items/s" in str(sweep)
+
+
+def test_a_benchmark_leaves_out_waiting_for_a_processor(monkeypatch):
+    compiled = ml.compile(Linear(2), "numpy", shapes={"input": [1, 2]})
+    params, walls = compiled.randomize_params(seed=0), []
+
+    def slow(params, inputs):
+        start = time.perf_counter()
+        time.sleep(0.02)
+        walls.append(time.perf_counter() - start)
+
+    # The system reports that half of the time was spent in the queue.
+    monkeypatch.setattr("mithril.system.timing.run_queue_seconds", lambda: time.perf_counter() / 2)
+    monkeypatch.setattr(compiled, "evaluate", slow)
+    config = ml.BenchmarkConfig(0, 5, metrics=["latency"])
+    result = ml.run_benchmark(compiled, {"input": np.ones((1, 2), np.float32)}, config, params=params)
+    assert result.latency < 0.8 * np.median(walls)
 
 
 def test_benchmark_mistakes():

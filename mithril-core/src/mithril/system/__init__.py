@@ -9,6 +9,6 @@ HOMES = {
     "fingerprints": ("UnhashableObject", "fields", "fingerprint", "package_content", "package_version_key"),
     "launchers": ("LaunchedTask", "launched_task", "shared_attempt"),
     "measured": ("read_measured", "save_measured"),
-    "timing": ("Lap", "Stopwatch", "Times", "lower_quartile", "time_interleaved"),
+    "timing": ("Lap", "Stopwatch", "Times", "lower_quartile", "time_calls", "time_interleaved"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

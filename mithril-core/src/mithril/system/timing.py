@@ -109,7 +109,7 @@ def time_interleaved(
     for call in racing.values():
         call()  # warm up
     begin = time.perf_counter()
-    clock = _wall_seconds
+    clock = _clock(())
     while len(max(times.values(), key=len)) < rounds or time.perf_counter() - begin < seconds:
         for name, call in racing.items():
             times[name].append(clock(call))
@@ -118,7 +118,7 @@ def time_interleaved(
             # The fastest of three rounds, because interruptions only make rounds slower.
             if len(times[name]) >= 3 and min(times[name]) > hopeless * best:
                 del racing[name]
-        clock = _cpu_seconds if max(min(t) for t in times.values()) > LONG else _wall_seconds
+        clock = _clock([max(min(t) for t in times.values())])
         # Minimal rounds of slow alternatives may take longer than the time that the caller gave; this
         # ends them.
         if time.perf_counter() - begin > 10 * seconds:
@@ -126,6 +126,20 @@ def time_interleaved(
     result = Times({name: of(t) for name, t in times.items()})
     result.rounds = times
     return result
+
+
+def time_calls(call: Callable[[], Any], synchronize: Callable[[Any], Any], rounds: int) -> list[float]:
+    """Return the seconds of each of a number of calls, as ``time_interleaved`` times them."""
+    synchronized = _synchronized(call, synchronize)
+    times: list[float] = []
+    for _ in range(rounds):
+        times.append(_clock(times)(synchronized))
+    return times
+
+
+def _clock(times: Sequence[float]) -> Callable[[Callable[[], Any]], float]:
+    """Return the clock for calls of which some have been timed."""
+    return _cpu_seconds if times and min(times) > LONG else _wall_seconds
 
 
 def _synchronized(call: Callable[[], Any], synchronize: Callable[[Any], Any]) -> Callable[[], Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from mithril.backend import CheckedType, checked, format_bytes
 from mithril.compiler import CompiledModel, array_type, columns
 from mithril.graph import InputError, MithrilError, OptionError, unknown
+from mithril.system import time_calls
 
 METRICS = ("throughput", "latency", "memory_usage")
 
@@ -38,7 +38,7 @@ class BenchmarkConfig(metaclass=CheckedType):
 class BenchmarkResult:
     """The result of a benchmark: ``latency`` is the median of a call in seconds; ``throughput`` items per second.
 
-    ``memory_usage`` is the measured peak in bytes.
+    The time in which a long call waited for a processor does not count. ``memory_usage`` is the measured peak in bytes.
     """
 
     batch_size: int
@@ -150,11 +150,7 @@ def _run(
     arrays = {n: x if backend.is_array(x) else backend.array(x) for n, x in inputs.items()}
     for _ in range(max(config.warmup_iterations, 1)):
         backend.synchronize(model.evaluate(params, arrays))
-    seconds = []
-    for _ in range(config.benchmark_iterations):
-        start = time.perf_counter()
-        backend.synchronize(model.evaluate(params, arrays))
-        seconds.append(time.perf_counter() - start)
+    seconds = time_calls(lambda: model.evaluate(params, arrays), backend.synchronize, config.benchmark_iterations)
     size = batch_of(inputs)
     median = statistics.median(seconds)
     return BenchmarkResult(
