@@ -114,6 +114,13 @@ def crossings(session: nox.Session) -> None:
 
 
 @nox.session
+def promises(session: nox.Session) -> None:
+    """Observe every promise on every engine and write docs/promises.md: ``nox -s promises -- --engine c``."""
+    install(session, *map(str, DISTRIBUTIONS))
+    session.run("python", "-m", "promises", *session.posargs, env={"PYTHONPATH": str(ROOT / "tests")})
+
+
+@nox.session
 def operators(session: nox.Session) -> None:
     """Import all operators of PyTorch's and JAX's own databases: ``nox -s operators -- torch --samples 6``."""
     install(session, *map(str, DISTRIBUTIONS), "absl-py", "expecttest")

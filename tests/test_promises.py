@@ -19,14 +19,10 @@ from mithril.models import (
     Add,
     BatchNorm2d,
     Conv2d,
-    Dropout,
     GlobalAvgPool2d,
-    Identity,
-    If,
     Linear,
     Model,
     Relu,
-    While,
 )
 
 BATCH, SIZE = 8, 16
@@ -279,32 +275,7 @@ def test_source_of_a_program_is_written(backend, tmp_path, monkeypatch):
     assert (tmp_path / "generated_model.py").stat().st_size > 0
 
 
-def test_programs_of_ggml_have_no_source():
-    with pytest.raises(MithrilError, match="programs are graphs of ggml"):
-        check(ml.GGMLBackend(), file_path="generated_model.py")
-
-
-def test_source_goes_through_own_functions(capsys):
-    def timed(code: str) -> str:
-        head = "def forward(params, inputs):"
-        code = code.replace(head, f"{head}\n    import time\n    start = time.perf_counter()")
-        return code.replace("return outputs", "print('took', time.perf_counter() - start)\n    return outputs")
-
-    check(ml.NumpyBackend(), shapes=SHAPES, code_transformers=[timed])
-    assert "took" in capsys.readouterr().out
-
-
 # -- models -----------------------------------------------------------------------------------------------------------
-def test_unused_layers_are_dropped():
-    model = Model()
-    model |= Linear(dimension=64)(input="input", output="unused")
-    model += Linear(dimension=32)(input="input", output="output")
-    compiled = ml.compile(model, ml.NumpyBackend(), shapes=SHAPES)
-    params = compiled.randomize_params(seed=0)
-    assert set(compiled.evaluate(params, {"input": X})) == {"output"}
-    assert sum(n.op.name == "linear" for n in compiled.graph.nodes) == 1
-
-
 def test_equal_branches_share_their_input():
     model = Model()
     model |= Linear(dimension=64)(input="input", output="hidden")
@@ -336,43 +307,6 @@ def test_in_place_is_a_new_value_under_the_same_name():
     params, expected = reference(model, X)
     hidden = np.maximum(X @ params["linear.weight"].T + params["linear.bias"], 0)
     np.testing.assert_allclose(expected, hidden @ params["linear_1.weight"].T + params["linear_1.bias"], atol=1e-5)
-
-
-def test_a_branch_chosen_at_run_time():
-    model = Model()
-    model |= Linear(dimension=6)(input="input", output="hidden")
-    model += If(
-        condition="is_training",
-        then_branch=Dropout(p=0.5)(input="hidden", output="processed"),
-        else_branch=Identity()(input="hidden", output="processed"),
-    )
-    model += Linear(dimension=3)(input="processed", output="output")
-    compiled = ml.compile(model, ml.NumpyBackend(), shapes=SHAPES, dynamic_control_flow=True)
-    params = compiled.randomize_params(seed=0)
-    quiet = [compiled.evaluate(params, {"input": X, "is_training": False})["output"] for _ in range(2)]
-    noisy = compiled.evaluate(params, {"input": X, "is_training": True})["output"]
-    np.testing.assert_array_equal(*quiet)
-    assert not np.array_equal(quiet[0], noisy)
-
-
-def test_a_loop_in_the_model():
-    block = Model()
-    block |= Linear(dimension=SIZE)(input="state", output="new_state")
-    block += Add()(left="new_state", right="input", output="output")
-    model = Model()
-    model |= Linear(dimension=SIZE)(input="input", output="initial_state")
-    model += While(
-        condition="step < max_steps",
-        body=block,
-        initial_state={"state": "initial_state", "step": 0},
-        loop_vars={"state": "new_state", "step": "step + 1"},
-        output_vars={"final_state": "state"},
-    )(output="final_state")
-    model += Linear(dimension=3)(input="final_state", output="output")
-    compiled = ml.compile(model, ml.NumpyBackend(), shapes=SHAPES, dynamic_control_flow=True)
-    params = compiled.randomize_params(seed=0)
-    once, twice = (compiled.evaluate(params, {"input": X, "max_steps": n})["output"] for n in (1, 2))
-    assert once.shape == (BATCH, 3) and not np.allclose(once, twice)
 
 
 def test_parts_on_another_backend():
