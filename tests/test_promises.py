@@ -444,7 +444,7 @@ def test_no_file_of_a_format_that_is_for_other_backends(tmp_path):
     compiled = ml.compile(perceptron(), ml.NumpyBackend(), shapes=SHAPES)
     for path, format, remedy in ((tmp_path, "c", "'c'"), (tmp_path / "model.pte", "executorch", "'torch'")):
         with pytest.raises(MithrilError, match=f"'{format}' cannot be written for backend 'numpy'") as failed:
-            compiled.export(path)
+            compiled.export(path, format=format)
         assert f"compile the model for backend {remedy}" in str(failed.value)
 
 
