@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -128,4 +130,6 @@ def speedup(op, form, backend):
     ],
 )
 def test_a_preferred_form_is_not_far_slower(backend, op, form):
+    if backend == "jax" and "xla_backend_optimization_level=0" in os.environ.get("XLA_FLAGS", ""):
+        pytest.skip("XLA does not optimize here; the environment 'tpu' of tox runs this test")
     assert speedup(op, form, plugins.backend_class(backend)()) > FAR_SLOWER

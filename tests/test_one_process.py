@@ -43,7 +43,7 @@ CODE = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", [NAMES, NAMES[::-1], NAMES[2:] + NAMES[:2]], ids=["as listed", "reversed", "turned"])
+@pytest.mark.parametrize("order", [NAMES, NAMES[::-1]], ids=["as listed", "reversed"])  # each before every other one
 def test_frameworks_get_along(order):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CODE), *order]

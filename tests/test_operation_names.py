@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,7 @@ def recorded_counts():
     return {file: [tables, compared] for file, (tables, compared, _) in json.loads(COUNTS.read_text()).items()}
 
 
+@cache
 def everywhere():
     names = {name for name in operations() if "." not in name}
     counts = {str(f.relative_to(PROJECT)): counted(f.read_text(), names) for f in FILES}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def prose_of(path):
     return re.sub(r"`[^`]*`", "`code`", text)
 
 
+@cache
 def anchors_of(path):
     """Return the anchors of the headings, as the extension toc of Python-Markdown makes them."""
     text = re.sub(r"^(`{3,4}).*?^\1$", "", path.read_text(), flags=re.S | re.M)

@@ -18,6 +18,11 @@ QUICK = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_llvm_disable_expensive_passes": True,
 }
+DEFAULTS = {  # whatever XLA_FLAGS says
+    "xla_backend_optimization_level": 3,
+    "xla_cpu_use_fusion_emitters": True,
+    "xla_llvm_disable_expensive_passes": False,
+}
 
 
 class TestJax(BackendConformance):
@@ -31,7 +36,7 @@ class TestJax(BackendConformance):
         return BuildOptions(jit=True, jit_options={"compiler_options": cls.compiler_options})
 
     def test_special_values(self, op, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(type(self), "compiler_options", {})
+        monkeypatch.setattr(type(self), "compiler_options", DEFAULTS)
         super().test_special_values(op)
 
     test_special_values.accepts = BackendConformance.test_special_values.accepts
