@@ -117,8 +117,9 @@ def test_only_added_parameters_have_gradients() -> None:
     assert all(np.abs(gradients[n]).max() > 0 for n in gradients if n.endswith(("lora_b", "adapter_up")))
 
 
-def test_dropout_applies_in_training_only() -> None:
-    model, x = Model(Linear(4)).replace("linear", LoRA(rank=2, dropout=0.5)), draw(64, 3)
+@pytest.mark.parametrize(("layer", "target"), [(Linear(4), "weight"), (Transposed(3, 4), "kernel")], ids=repr)
+def test_dropout_applies_in_training_only(layer: Linear, target: str) -> None:
+    model, x = Model(layer).replace(Linear, LoRA(rank=2, dropout=0.5, target=target)), draw(64, 3)
     compiled = ml.compile(model, "numpy", shapes={"input": [64, 3]})
     params = {n: draw(*np.shape(v)) for n, v in compiled.randomize_params().items()}
     plain = compiled.evaluate(params, {"input": x})["output"]
