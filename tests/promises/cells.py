@@ -62,6 +62,15 @@ def refused(call: Callable[[], Any]) -> Cell:
     return Cell(REFUSED, error(call))
 
 
+def refused_without_device(call: Callable[[], Any]) -> Cell:
+    """Return a cell that holds on machines with a device that this one has not."""
+    try:
+        call()
+    except ml.MithrilError:
+        return refused(call)
+    return holds("this machine has the device")
+
+
 def message(compiled: Any, words: str) -> str:
     """Return the recorded decision that contains these words."""
     for decision in compiled.decisions:

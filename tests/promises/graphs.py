@@ -12,7 +12,7 @@ import numpy as np
 import mithril as ml
 from mithril import models as m, ops
 
-from .cells import Cell, by_engine, error, fewer, holds, message, nothing, probe, refused, when
+from .cells import Cell, by_engine, error, fewer, holds, message, nothing, probe, refused, refused_without_device, when
 from .networks import MLP, NETWORKS, Network, bound, called, compiled, each, launches, nodes
 
 COMPILES = "XLA fuses either graph by itself"
@@ -358,7 +358,9 @@ def target_tpu(engine: str) -> Cell:
 @probe()
 def target_gpu(engine: str) -> Cell:
     """Return a GPU by name as the target, on this machine."""
-    return refused(lambda: compiled(MLP, engine, target_hardware="nvidia_a100", optimize_for="throughput"))
+    return refused_without_device(
+        lambda: compiled(MLP, engine, target_hardware="nvidia_a100", optimize_for="throughput")
+    )
 
 
 @probe()

@@ -17,7 +17,7 @@ import numpy as np
 import mithril as ml
 from mithril import models as m
 
-from .cells import Cell, error, fails, fewer, holds, message, nothing, probe, refused, when
+from .cells import Cell, error, fails, fewer, holds, message, nothing, probe, refused, refused_without_device, when
 from .networks import ENCODER, MLP, NETWORKS, Network, bound, called, compiled, slopes
 
 BACKENDS = {
@@ -260,7 +260,7 @@ def pjit(engine: str) -> Cell:
 def gpu(engine: str) -> Cell:
     """Return a GPU as the device of the backend, on this machine."""
     device = {"torch": "cuda"}.get(engine, "gpu")
-    return refused(lambda: compiled(MLP, getattr(ml, BACKENDS[engine])(device=device)))
+    return refused_without_device(lambda: compiled(MLP, getattr(ml, BACKENDS[engine])(device=device)))
 
 
 @probe()

