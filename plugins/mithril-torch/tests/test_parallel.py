@@ -337,6 +337,20 @@ def test_each_process_of_a_machine_takes_its_own_gpu(monkeypatch):
     assert selected == [1, "cuda"]
 
 
+def test_reading_an_array_of_a_lost_process_is_explained(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+
+    class Lost:
+        dtype = torch.float32
+
+        def full_tensor(self):
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+
+    with pytest.raises(ml.BackendError, match="another process of this program has exited"):
+        ml.TorchBackend().to_numpy(Lost())
+
+
 def test_schedules_distribute_stages_in_turn_or_back():
     assert schedules.owners("interleaved1f1b", 2, 6) == [0, 1, 0, 1, 0, 1]
     assert schedules.owners("zbvzerobubble", 3, 6) == [0, 1, 2, 2, 1, 0]

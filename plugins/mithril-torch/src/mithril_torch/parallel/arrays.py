@@ -105,16 +105,31 @@ class MeshArrays:
 
 
 def complete(x: DTensor) -> torch.Tensor:
-    """Return all elements of an array; all processes must call it. Collectives lack uint32, the dtype of keys."""
+    """Return all elements of an array; all processes must call it."""
+    try:
+        return _gathered(x)
+    except RuntimeError as error:
+        if is_connection_error(error):
+            raise connection_error(error) from error
+        raise
+
+
+def _gathered(x: DTensor) -> torch.Tensor:
+    # Collectives lack uint32, the dtype of keys.
     if x.dtype == torch.uint32:
         words, shape = x.to_local().view(torch.int32), {"shape": x.shape, "stride": x.stride()}
         signed = DTensor.from_local(words, x.device_mesh, x.placements, run_check=False, **shape)
-        return complete(signed).view(torch.uint32)
+        return _gathered(signed).view(torch.uint32)
     full: torch.Tensor = x.full_tensor()
     if x.device_mesh.size() < dist.get_world_size():  # of one stage
         full = full if full.numel() else full.new_empty(x.shape)
         dist.broadcast(full, int(x.device_mesh.mesh.flatten()[0]))
     return full
+
+
+def is_connection_error(error: Exception) -> bool:
+    """Whether a collective failed because another process has ended."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def connection_error(error: Exception) -> BackendError:

@@ -11,14 +11,13 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import mithril as ml
 from mithril.backend import BuildOptions, Source, SourceExecutable
 from mithril.graph import Graph, Input, MithrilError, OptionError
 from mithril_torch.execution import RunOptions, read, run_settings
 from mithril_torch.parallel.accumulation import accumulate_locally
-from mithril_torch.parallel.arrays import MeshArrays, connection_error
+from mithril_torch.parallel.arrays import MeshArrays, connection_error, is_connection_error
 from mithril_torch.parallel.layout import CONTEXT, DATA, MODEL, PARTS, PIPELINE, Split, kinds_of
 from mithril_torch.parallel.meshes import MeshBackend, require_processes, select
 from mithril_torch.parallel.owned_values import part_of_process
@@ -145,7 +144,7 @@ class MeshProgram(MeshArrays):
                 for step in self.steps:
                     values.update(step(values))
         except (RuntimeError, AssertionError, ValueError) as error:
-            if isinstance(error, dist.DistError) or "gloo" in str(error):
+            if is_connection_error(error):
                 raise connection_error(error) from error
             if self.axes.size(MODEL) > 1 and not isinstance(error, (MithrilError, torch.OutOfMemoryError)):
                 raise layout_error(error, self.axes.size(MODEL)) from error
