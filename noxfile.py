@@ -15,7 +15,8 @@ EVERYDAY = [
     *(f"plugins/mithril-{name}" for name in ("passes", "tools", "numpy", "jax", "mlx", "torch")),
 ]
 SOAKED = [
-    ROOT / "plugins" / name for name in ("mithril-cbackend", "mithril-openvino", "mithril-torch", "mithril-train")
+    ROOT / "plugins" / name
+    for name in ("mithril-cbackend", "mithril-openvino", "mithril-tinygrad", "mithril-torch", "mithril-train")
 ]  # have tests marked soak
 PINNED = ["-c", "constraints.txt"]
 
@@ -98,7 +99,7 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def soak(session: nox.Session) -> None:
     """Tests that take minutes: every hostile name in every place, thousands of malformed calls, the complete kit."""
-    install(session, *map(str, DISTRIBUTIONS), "pytest", "hypothesis")
+    install(session, *map(str, DISTRIBUTIONS), "pytest", "hypothesis", "ziglang")
     for tests in [session.posargs] if session.posargs else [["tests"], *([str(d / "tests")] for d in SOAKED)]:
         session.run("pytest", "-q", "-m", "soak", "--hypothesis-profile=default", *tests)
     if not session.posargs:

@@ -9,14 +9,15 @@ from mithril.backend.codegen.lowering_table import Lowerings
 from mithril.graph import TensorType
 
 
-def python_control(table: Lowerings, stack: str, empty: str, row: str = "{x}[{step}]") -> None:
+def python_control(table: Lowerings, stack: str, empty: str, row: str = "{x}[{step}]", truth: str = "{x}") -> None:
     """Add rows for ``if``, ``while`` and ``scan``.
 
     ``stack`` is a template that stacks the list ``{rows}``; ``empty`` is its result for an empty list, with ``{shape}``
-    and ``{dtype}``; ``row`` is the element ``{step}`` of the sequence ``{x}``.
+    and ``{dtype}``; ``row`` is the element ``{step}`` of the sequence ``{x}``, and
+    ``truth`` the condition ``{x}`` as Python reads it.
     """
-    table.function("if", view=True)(_if)
-    table.function("while", view=True)(_while)
+    table.function("if", view=True)(_if(truth))
+    table.function("while", view=True)(_while(truth))
     table.function("scan", view=True)(_scan(stack, empty, row))
 
 
@@ -24,25 +25,33 @@ def _assigned(names: list[str]) -> str:
     return f"({', '.join(names)},)"
 
 
-def _if(call: Call) -> None:
-    then, other = (call.region(k, call.values[1:]) for k in (0, 1))
-    arguments = ", ".join(str(o) for o in call.operands[1:])
-    call.line(f"{_assigned(call.results)} = {then}({arguments}) if {call.operands[0]} else {other}({arguments})")
+def _if(truth: str) -> Callable[[Call], None]:
+    def lower(call: Call) -> None:
+        then, other = (call.region(k, call.values[1:]) for k in (0, 1))
+        arguments = ", ".join(str(o) for o in call.operands[1:])
+        condition = truth.replace("{x}", str(call.operands[0]))
+        call.line(f"{_assigned(call.results)} = {then}({arguments}) if {condition} else {other}({arguments})")
+
+    return lower
 
 
-def _while(call: Call) -> None:
-    test, step = call.region(0), call.region(1)
-    states, rest = call.operands[: call.states], [str(o) for o in call.operands[call.states :]]
-    names = call.results
-    arguments = ", ".join([*names, *rest])
-    call.line(f"{_assigned(names)} = {_assigned([str(s) for s in states])}")
-    if call.max_trips is None:
-        call.line(f"while {test}({arguments})[0]:")
-    else:
-        call.line(f"for {call.temp('trip')} in range({call.max_trips}):")
-        call.line(f"    if not {test}({arguments})[0]:")
-        call.line("        break")
-    call.line(f"    {_assigned(names)} = {step}({arguments})")
+def _while(truth: str) -> Callable[[Call], None]:
+    def lower(call: Call) -> None:
+        test, step = call.region(0), call.region(1)
+        states, rest = call.operands[: call.states], [str(o) for o in call.operands[call.states :]]
+        names = call.results
+        arguments = ", ".join([*names, *rest])
+        condition = truth.replace("{x}", f"{test}({arguments})[0]")
+        call.line(f"{_assigned(names)} = {_assigned([str(s) for s in states])}")
+        if call.max_trips is None:
+            call.line(f"while {condition}:")
+        else:
+            call.line(f"for {call.temp('trip')} in range({call.max_trips}):")
+            call.line(f"    if not {condition}:")
+            call.line("        break")
+        call.line(f"    {_assigned(names)} = {step}({arguments})")
+
+    return lower
 
 
 def _scan(stack: str, empty: str, row: str) -> Callable[[Call], None]:

@@ -1,0 +1,1 @@
+"""The tinygrad backend of mithril: programs are kernels of tinygrad, captured by its TinyJit."""
