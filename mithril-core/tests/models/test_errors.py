@@ -149,7 +149,8 @@ def test_declared_shape_and_dtype_are_checked():
     with pytest.raises(ShapeError) as error:
         graph_of(model, {"x": f32(2, 4)})
     assert message(error, test_declared_shape_and_dtype_are_checked) == (
-        "'y' has the shape [2, 4], declared as [B, 3]\n  declared at FILE+2"
+        "'y' has the shape [2, 4], declared as [B, 3]\n  declared at FILE+2\n"
+        "hint: declare a size that differs between calls as None or a name; importers have dynamic_shapes= for it"
     )
     with pytest.raises(DTypeError, match="Type mismatch: expected float32, got float64"):
         graph_of(model, {"x": np.zeros((2, 3))})

@@ -396,3 +396,17 @@ def test_a_broken_row_is_named_with_its_line_and_both_values(monkeypatch):
     assert abs(expected - actual) > 0.1
     with pytest.raises(InputError, match="other primitives"):
         ml.verify(model, lambda p, x, key: {"y": function(p, x, key)["y"] + 1}, inputs)
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda x: x if x.sum() > 0 else -x, "TracerBoolConversionError"),
+        (lambda x: x @ x, "dot_general requires"),
+        (lambda params, x: x, r"TypeError: .* missing 1 required positional argument: 'x'"),
+    ],
+)
+def test_functions_that_jax_cannot_trace(function, text):
+    with pytest.raises(UnsupportedError, match=f"JAX cannot trace this function: .*{text}") as caught:
+        ml.from_jax(function, np.ones((2, 3), np.float32))
+    assert "params=tree" in caught.value.hint

@@ -247,4 +247,5 @@ def check_declared(name: str, value: Any, key: IOKey, sizes: dict[str, Any]) -> 
         raise ShapeError(
             f"'{name}' has the shape [{', '.join(map(str, value.shape))}], declared as {declared_text(declared)}",
             facts=[declared_at],
+            hint="declare a size that differs between calls as None or a name; importers have dynamic_shapes= for it",
         )

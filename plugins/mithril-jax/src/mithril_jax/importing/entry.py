@@ -7,12 +7,13 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from traceback import extract_tb
 from typing import Any
 
 import jax
 import numpy as np
 
-from mithril.graph import InputError, UnsupportedError
+from mithril.graph import InputError, MithrilError, UnsupportedError
 from mithril.models import IOKey, Model
 from mithril_importing.layers import ImportedLayer
 from mithril_importing.patterns import known_layer
@@ -55,7 +56,12 @@ def from_jax(
     arguments = (params, *arguments) if params is not None else arguments
     keys_of_random = frozenset(name for x, name in zip(leaves, inputs, strict=True) if _is_key(x))
     call = Call(jax.tree_util.tree_structure(arguments), tuple(inputs), keys_of_random)
-    closed, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    try:
+        closed, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    except MithrilError:
+        raise
+    except Exception as error:  # of JAX, or of the function
+        raise _not_traced(error) from error
     require_supported(closed.jaxpr)
     _require_real(closed)
     layer = JaxFunction(closed, arrays, tuple(inputs), _output_names(results), symbols, call)
@@ -67,6 +73,18 @@ def from_jax(
     outputs = layer(**keys)
     listed = [outputs] if len(layer.outputs) == 1 else list(outputs)
     return Model.create(inputs=keys, outputs=dict(zip(layer.outputs, listed, strict=True)))
+
+
+def _not_traced(error: Exception) -> UnsupportedError:
+    """Return the error for a function that JAX cannot trace, with the user's line."""
+    frames = [f for f in extract_tb(error.__traceback__) if not re.search(r"[/\\](jax|mithril_jax)[/\\]", f.filename)]
+    lines = str(error).strip().splitlines()
+    return UnsupportedError(
+        f"JAX cannot trace this function: {type(error).__name__}: {lines[0] if lines else 'without a message'}",
+        facts=[f"in {frames[-1].filename}:{frames[-1].lineno}"] if frames else (),
+        hint="check that jax.jit(function)(*examples) runs; ml.from_jax(function, *inputs, params=tree) calls "
+        "function(tree, *inputs)",
+    )
 
 
 def _require_real(closed: Any) -> None:
