@@ -12,7 +12,7 @@ from small_models import block
 import mithril as ml
 from mithril.compiler import ProgramKey, ProgramKind
 from mithril.models import Conv2d, IOKey, Linear, MixtureOfExperts, Model, Relu
-from mithril_jax.mesh.mesh_execution import SMALLEST_DIVIDED
+from mithril_jax.mesh.mesh_execution import SMALLEST_DIVIDED, explained
 from mithril_tpu.aot import analysis
 
 SHAPES = {"x": [8, 6, 16]}
@@ -320,3 +320,11 @@ def test_axes_of_kernels_that_a_program_holds_are_those_of_the_parameter():
     assert messages == ["choice: 'd.weight' is replicated: axis 2 of length 3 cannot be divided by 2"]
     with pytest.raises(ml.OptionError, match=r"'c.weight' has no axis 4(.|\n)*\[96, 32, 3, 3\]"):
         bound_on_two_devices(model, [1, 64, 9, 9], {"c.weight": 4})[1]({"input": np.ones((1, 64, 9, 9), np.float32)})
+
+
+def test_errors_of_collectives_name_the_reason():
+    text = "UNKNOWN: Gloo AllGather failed: Connection reset by peer"
+    with pytest.raises(ml.BackendError, match="another process of this program has exited"), explained(is_remote=True):
+        raise ValueError(text)
+    with pytest.raises(ValueError, match="Gloo"), explained(is_remote=False):
+        raise ValueError(text)

@@ -452,14 +452,16 @@ class JaxBackend(SourceBackend):
             return jax.device_put(jax.dlpack.from_dlpack(source), self.placement)
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
-        array = own_sums.complete(array)
-        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        if not isinstance(array, jax.Array) or array.is_fully_addressable:
+            return np.asarray(own_sums.complete(array))
+        # Also of the program that computes the array, which may still run.
+        with mesh_execution.explained(is_remote=True):
+            array = own_sums.complete(array)
             if array.is_fully_replicated:  # no other process needs to take part
                 return np.asarray(array.addressable_data(0))
             from jax.experimental.multihost_utils import process_allgather
 
             return np.asarray(process_allgather(array, tiled=True))
-        return np.asarray(array)
 
     def is_array(self, x: Any) -> bool:
         return isinstance(x, jax.Array)

@@ -377,15 +377,11 @@ class Jitted:
     ) -> dict[str, Any]:
         arguments = [shardings.place(n, params[n], keep=True) for n in self.params]
         arguments += [shardings.place(n, inputs[n], keep=False) for n in self.inputs]
-        try:
+        with mesh_execution.explained(shardings.is_remote):
             results = self._run(*arguments)
             if shardings.simulated:
                 # a program started before the previous one ended can starve it of threads: both would deadlock
                 jax.block_until_ready(results)
-        except (RuntimeError, ValueError) as error:
-            if shardings.is_remote and mesh_execution.STATUS.match(str(error)):
-                raise mesh_execution.connection_error(error) from error
-            raise
         return shardings.carried(dict(zip(self.results, results, strict=True)))
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
@@ -126,6 +126,17 @@ def connection_error(error: Exception) -> BackendError:
         hint="read the output of that process for the reason; "
         "jax.distributed.initialize(heartbeat_timeout_seconds=10) stops the others soon",
     )
+
+
+@contextmanager
+def explained(is_remote: bool) -> Iterator[None]:
+    """Raise BackendError if devices of other processes take part, and one of these has exited."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if is_remote and STATUS.match(str(error)):
+            raise connection_error(error) from error
+        raise
 
 
 def constrained(mesh: Mesh, graph: Graph, settings: Mapping[str, Any]) -> Graph:
