@@ -211,3 +211,11 @@ def test_an_array_that_does_not_fit_its_layer_is_an_error() -> None:
     for changed in (model, model.replace("sequential.1", Doubled)):
         with pytest.raises(ml.ShapeError, match="'sequential.1.bias' has shape"):
             arrays(changed)
+
+
+def test_a_replaced_layer_is_saved() -> None:
+    model = Model(Linear(4), Relu(), Linear(3))
+    model.replace("linear", Linear(8)).replace("relu", Gelu())
+    again = Model.from_json(model.to_json())
+    assert again.to_json() == model.to_json()
+    assert params(again) == params(model)

@@ -52,7 +52,8 @@ class TinygradBackend(SourceBackend):
         if options.semantics == "native":
             for name in sorted(DIFFERENT & {node.op.name for node in nodes}):
                 options.decisions.record("choice", f"'{name}' as tinygrad has it: nan may be ignored")
-        reasons = {node.op.name for node in nodes if node.op.name in EAGER or self.falls_back(node, options)}
+        reasons = {node.op.name for node in nodes}.intersection(EAGER)
+        reasons |= {node.op.name for node in nodes if self.falls_back(node, options)}
         if reasons:
             options.decisions.record("choice", f"no TinyJit, as Python runs at each call: {', '.join(sorted(reasons))}")
         return Program(forward, graph, jit=not reasons and options.jit is not False)

@@ -21,7 +21,7 @@ from mithril.system import UnhashableObject, fingerprint
 
 FORMAT, VERSION = "mithril-model", 1
 # Fields of a layer that its arguments, its entry or its place determine.
-_RECORDED = {"_children", "arguments", "frozen", "location", "name", "pretrained", "tags"}
+_RECORDED = {"_children", "_is_replacement", "arguments", "frozen", "location", "name", "pretrained", "tags"}
 
 
 def to_dict(layer: Layer) -> dict[str, Any]:

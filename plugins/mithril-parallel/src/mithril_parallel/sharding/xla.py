@@ -19,7 +19,7 @@ def all_reduce(x: Any, mesh: str, kind: str) -> Any:
     """Return the sum, maximum or minimum over the devices of an axis."""
     from jax import lax
 
-    return {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[kind](x, mesh)
+    return getattr(lax, f"p{kind}")(x, mesh)  # psum, pmax, pmin
 
 
 def all_gather(x: Any, mesh: str, axis: int) -> Any:
