@@ -155,6 +155,28 @@ def wheels(session: nox.Session) -> None:
         session.run("python", "-m", "build", "--outdir", str(ROOT / "dist"), str(distribution))
 
 
+@nox.session
+def conda(session: nox.Session) -> None:
+    """Write a conda recipe for each sdist in dist/ into build/conda/, and check that rattler-build reads it."""
+    install(session, "py-rattler-build")
+    session.run("python", "tools/conda_recipes.py", "build/conda", "dist")
+
+
+@nox.session(reuse_venv=False)
+def sbom(session: nox.Session) -> None:
+    """List the wheels in dist/ and all that they need in dist/mithril.cdx.json; ``-- core numpy`` selects wheels."""
+    names = session.posargs or ["*"]
+    wheels = [str(path) for name in names for path in ROOT.glob(f"dist/mithril_{name}-*.whl")]
+    if not wheels:
+        session.error("dist/ holds no such wheels: run `nox -s wheels`")
+    environment = Path(session.create_tmp()) / "environment"  # holds nothing but them
+    session.run("python", "-m", "venv", "--clear", str(environment))
+    python = str(environment / "bin" / "python")
+    session.run(python, "-m", "pip", "install", "-q", *PINNED, *wheels, external=True)
+    install(session, "cyclonedx-bom")
+    session.run("cyclonedx-py", "environment", python, "--output-reproducible", "-o", "dist/mithril.cdx.json")
+
+
 @nox.session(reuse_venv=False)
 def fresh(session: nox.Session) -> None:
     """Install the built wheels in an empty environment and run the README's demo."""
