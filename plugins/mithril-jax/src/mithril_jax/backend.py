@@ -299,7 +299,11 @@ class JaxBackend(SourceBackend):
         """Build a program of which each device runs its part, if that saves exchanges of gradients."""
         if self.mesh is None or self.mesh.size > self.mesh.shape["data"] or self.mesh.size == 1:
             return None
-        if options.settings["parallelism"] not in (None, "data") or not all(i.type.is_static for i in graph.arguments):
+        settings = options.settings
+        # mithril-parallel owns the option, and divides graphs.
+        if "parallelism" not in settings or settings["parallelism"] not in (None, "data"):
+            return None
+        if not all(i.type.is_static for i in graph.arguments):
             return None
         shardings = mesh_execution.ArgumentShardings(self.mesh, graph, options.settings, Decisions())
         division = own_sums.partitioned(graph, self.mesh.size, shardings.padded_specs(graph))
