@@ -95,7 +95,7 @@ def test_option_of_a_plugin_that_is_broken(site):
 
 
 def test_option_of_a_plugin_that_is_too_old(site):
-    site.install("mithril-torch", "")
+    site.install("mithril-torch", "def mithril_passes(): return []")
     assert refused(OptionRegistry(site.plugins()), torch_fx=True) == (
         "option 'torch_fx' of ml.compile belongs to mithril-torch, which does not declare it\n"
         "  installed: mithril-torch 1.0\n"

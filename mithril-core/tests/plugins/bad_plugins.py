@@ -179,6 +179,18 @@ BAD = (
         hook("options", "return [Option('shapes', int, 1, 'x')]"),
     ),
     Bad(
+        "declares an option whose default has another type",
+        "partial",
+        "the default of the option 'tile' of bad-kit 1.0 has another type: expected int, got '16'",
+        hook("options", "return [Option('tile', int, '16', 'x')]"),
+    ),
+    Bad(
+        "implements no hook",
+        "absent",
+        "implements no hook of mithril",
+        "def passes(): return []\n",
+    ),
+    Bad(
         "lowers an unknown operation",
         "partial",
         "lowers an unknown operation 'sofmax'",

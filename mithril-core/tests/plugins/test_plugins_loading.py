@@ -150,12 +150,15 @@ def test_usual_requirement_takes_the_quick_way():
     assert not _plainly_fits("mithril-core>=0.1; extra == 'x'", "0.1.0")
 
 
+NO_PASSES = "def mithril_passes(): return []\n"
+
+
 @pytest.mark.parametrize(("version", "upgrade"), [(3, "mithril-core"), (1, "mithril-dated"), ("2", "mithril-dated")])
 def test_api_version_is_checked_in_both_directions(site, monkeypatch, version, upgrade):
     monkeypatch.setattr("mithril.plugins.loader.API_VERSION", 2)
     monkeypatch.setattr("mithril.plugins.loader.OLDEST_API", 2)
     site.install("mithril-dated", f"api_version = {version!r}")
-    site.install("mithril-fine", "api_version = 2")
+    site.install("mithril-fine", f"api_version = 2\n{NO_PASSES}")
     dated, fine = site.plugins().all()
     assert (dated.state, fine.state) == ("incompatible", "loaded")
     text = str(dated.problems[0].error())
@@ -175,7 +178,7 @@ def test_api_version_is_checked_in_both_directions(site, monkeypatch, version, u
     ],
 )
 def test_api_version_can_be_a_range(site, version, state):
-    site.install("mithril-good", f"api_version = {version}")
+    site.install("mithril-good", f"api_version = {version}\n{NO_PASSES}")
     assert site.plugins().all()[0].state == state
 
 
@@ -219,7 +222,7 @@ def test_forgotten_marker_still_counts(site):
 
 def test_imported_helper_is_not_a_hook(site):
     (site.folder / "helpers_of_bad.py").write_text("def mithril_helper(): pass")
-    site.install("mithril-good", "from helpers_of_bad import mithril_helper\n")
+    site.install("mithril-good", f"from helpers_of_bad import mithril_helper\n{NO_PASSES}")
     assert states(site.plugins()) == {"good": "loaded"}
 
 

@@ -96,7 +96,7 @@ class OptionRegistry:
         for answer in answers:
             contested = next((w for w in _words(answer.spec) if owners[w] is not answer), None)
             if contested is None:
-                self._declare(answer.spec, answer.plugin.distribution)
+                self._declare(answer)
                 continue
             origins = sorted({rival.origin for rival in claims[contested]})
             if owners[contested] is not None:
@@ -105,8 +105,18 @@ class OptionRegistry:
                 self.clashes.setdefault(answer.spec.name, tuple(origins))
             self._source.loader.problem(answer.plugin, _clash(contested, origins, answer.plugin))
 
-    def _declare(self, option: Option, owner: str) -> None:
-        self.by_name[option.name] = OptionEntry(option, owner)
+    def _declare(self, entry: Entry[Option]) -> None:
+        option, plugin = entry.spec, entry.plugin
+        if wrong := mismatch(option.default, option.type):
+            problem = PluginProblem(
+                "broken",
+                f"the default of the option '{option.name}' of {entry.origin} has another type: {wrong}",
+                hint=f"report it to the authors of {plugin.distribution}; {plugin.disable_hint()}",
+                hook="mithril_options",
+            )
+            self._source.loader.problem(plugin, problem)
+            return
+        self.by_name[option.name] = OptionEntry(option, plugin.distribution)
         for alias in option.aliases:
             self.aliases[alias] = option.name
 

@@ -426,7 +426,16 @@ class Loader:
                 (f"mithril-core {__version__} supports {OLDEST_API} to {API_VERSION}",),
                 f"{upgrade}; or {plugin.disable_hint()}",
             )
-        for name, options in self.manager.hooks_of(module).items():
+        implemented = self.manager.hooks_of(module)
+        if not implemented:
+            return PluginProblem(
+                "broken",
+                f"plugin '{plugin.name}' of {plugin.origin} implements no hook of mithril",
+                (f"module: {plugin.module}",),
+                f"report it to the authors of {plugin.distribution}: a hook is a function such as mithril_passes; "
+                f"{plugin.disable_hint()}",
+            )
+        for name, options in implemented.items():
             if name not in HOOKS:
                 similar = closest(name, HOOKS)
                 return PluginProblem(
