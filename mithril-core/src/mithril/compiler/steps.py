@@ -156,7 +156,7 @@ class ModelCompiler:
         self._unreported = Builder(Pipeline(session, Progress(session.deadline)))
         self._buckets: dict[tuple[bool, bool], Buckets | None] = {}
         self._folds: dict[Any, bool] = {}  # by types, kind, sparse inputs and statistics
-        self._prepared: dict[Any, _Prepared] = {}  # by types, kind and sparse inputs
+        self._prepared: dict[Any, _Prepared] = {}  # by types, kind, sparse inputs, and whether it is of a binding
         self._written: set[str] = set()  # kinds of programs written to file_path
 
     # -- a program ---------------------------------------------------------------------------------------------------
@@ -174,7 +174,8 @@ class ModelCompiler:
             # Decisions of this program are stored with it, so that a program from the cache explains
             # itself as well.
             num_decisions = len(session.decisions)
-            prepared = None if request.embeds else self._prepared.pop(_key(request), None)
+            is_of_binding = request.bound is not None
+            prepared = None if request.embeds else self._prepared.pop((*_key(request), is_of_binding), None)
             graphs = self.pipeline.graphs(request) if prepared is None else prepared.graphs
             with exact_sizes_saved(cache, request):
                 native = (request.kind.of, graphs.wrt) if graphs.native else None
@@ -245,7 +246,7 @@ class ModelCompiler:
                     decisions = list(self.session.decisions)[num_decisions:]
                     self._check_early(self._lowered(request, graphs.optimized, early))
                 stored = bool(early)
-                self._prepared[_key(request)] = _Prepared(graphs, decisions)
+                self._prepared[*_key(request), stored] = _Prepared(graphs, decisions)
                 if cache is not None and key_of_entry is not None:
                     cache.save_folds(key_of_entry, stored)
             self._folds[key] = stored
