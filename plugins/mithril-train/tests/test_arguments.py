@@ -19,7 +19,18 @@ class WithoutUpdate(ml.Optimizer):
     learning_rate: float = 0.1
 
 
-OPTIMIZERS = [ml.SGD, ml.Adam, ml.AdamW, ml.Adagrad, ml.RMSprop, ml.Lion, ml.Adafactor]
+OPTIMIZERS = [
+    ml.SGD,
+    ml.Adam,
+    ml.AdamW,
+    ml.Adagrad,
+    ml.RMSprop,
+    ml.Lion,
+    ml.Adafactor,
+    ml.Adamax,
+    ml.RAdam,
+    ml.Adadelta,
+]
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,9 @@ def test_verbose_decides_what_is_shown(capsys):
         subject.fit(X, Y, verbose=3)
 
 
-@pytest.mark.parametrize("kind", [ml.SGD, ml.Adam, ml.AdamW, ml.Adagrad, ml.RMSprop, ml.Lion, ml.Adafactor])
+@pytest.mark.parametrize(
+    "kind", [ml.SGD, ml.Adam, ml.AdamW, ml.Adagrad, ml.RMSprop, ml.Lion, ml.Adafactor, ml.Adamax, ml.RAdam, ml.Adadelta]
+)
 def test_optimizers_have_names(kind):
     for name in (kind.__name__, kind.__name__.lower()):
         assert trainer(optimizer=name).optimizer == kind()

@@ -65,6 +65,10 @@ RULES = {
         "RMSprop",
         {"lr": 0.01, "momentum": 0.5, "centered": True, "weight_decay": 0.1},
     ),
+    "adamax": (ml.Adamax(0.02, weight_decay=0.1), "Adamax", {"lr": 0.02, "weight_decay": 0.1}),
+    "radam": (ml.RAdam(0.02, weight_decay=0.1), "RAdam", {"lr": 0.02, "weight_decay": 0.1}),
+    "radam-rectified": (ml.RAdam(0.05, 0.9, 0.7), "RAdam", {"lr": 0.05, "betas": (0.9, 0.7)}),
+    "adadelta": (ml.Adadelta(10.0, 0.8, weight_decay=0.1), "Adadelta", {"lr": 10.0, "rho": 0.8, "weight_decay": 0.1}),
     "adafactor": (ml.Adafactor(0.05, weight_decay=0.1), "Adafactor", {"lr": 0.05, "weight_decay": 0.1}),
 }
 

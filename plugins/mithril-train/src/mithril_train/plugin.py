@@ -27,7 +27,21 @@ EXPORTS = {
     "data.loader": ("DataLoader",),
     "data.sequences": ("Buckets", "Padding"),
     "data.tar_stream": ("TarStream",),
-    "optim.optimizers": ("SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Lion", "Optimizer", "RMSprop"),
+    "optim.optimizers": (
+        *(
+            "SGD",
+            "Adadelta",
+            "Adafactor",
+            "Adagrad",
+            "Adam",
+            "AdamW",
+            "Adamax",
+            "Lion",
+            "Optimizer",
+            "RAdam",
+            "RMSprop",
+        ),
+    ),
     "optim.schedules": (
         "Constant",
         "Cosine",

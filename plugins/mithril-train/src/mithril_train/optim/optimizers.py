@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 
 from mithril.backend import CheckedType, Least, is_ours, matches, mismatch as misfit, require_match
 from mithril.graph import OptionError, TensorType, closest, float32
-from mithril.ops import exp, expm1, log, matmul, maximum, mean, minimum, rsqrt, sign, sqrt, unsqueeze
+from mithril.ops import abs, exp, expm1, log, matmul, maximum, mean, minimum, rsqrt, sign, sqrt, unsqueeze, where
 from mithril_train.optim.schedules import Schedule, as_schedule
 
 LearningRate = float | Schedule | Callable[[int], float]
@@ -153,7 +153,7 @@ class Optimizer(metaclass=CheckedType):
         return p * s["decay"] if self.weight_decay else p
 
 
-_SHARES = ("momentum", "beta1", "beta2", "alpha")
+_SHARES = ("momentum", "beta1", "beta2", "alpha", "rho")
 
 
 def like(parameter: TensorType) -> TensorType:
@@ -233,6 +233,63 @@ class AdamW(Adam):
 
     def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
         return self._adam(self._shrunk(p, s), g, slots, s)
+
+
+@dataclass(frozen=True)
+class Adamax(Adam):
+    """Adam with the largest of the decayed sizes of gradients in place of their root mean square."""
+
+    learning_rate: LearningRate = 2e-3
+
+    def scalars(self, t: Any, rate: Any) -> Scalars:
+        return {"rate": rate, "size": rate / bias_correction(self.beta1, t)}
+
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        g = self._decayed(p, g)
+        m = toward(slots["m"], g, 1.0 - self.beta1)
+        v = maximum(slots["v"] * self.beta2, abs(g) + self.eps)
+        return p - s["size"] * (m / v), {"m": m, "v": v}
+
+
+@dataclass(frozen=True)
+class RAdam(Adam):
+    """Adam whose first steps, for which the variance of its step sizes is infinite, use the momentum alone."""
+
+    def scalars(self, t: Any, rate: Any) -> Scalars:
+        left, largest = bias_correction(self.beta2, t), 2.0 / (1.0 - self.beta2) - 1.0
+        length = largest - 2.0 * t * (1.0 - left) / left
+        ratio = (length - 4.0) * (length - 2.0) * largest / ((largest - 4.0) * (largest - 2.0) * length)
+        is_rectified = where(length > 5.0, 1.0, 0.0)
+        return {
+            "rate": rate,
+            "size": rate / bias_correction(self.beta1, t),
+            "rectified": is_rectified * sqrt(maximum(ratio, 0.0) * left),
+            "plain": 1.0 - is_rectified,
+        }
+
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        g = self._decayed(p, g)
+        m = toward(slots["m"], g, 1.0 - self.beta1)
+        v = toward(slots["v"], g * g, 1.0 - self.beta2)
+        return p - s["size"] * m * (s["rectified"] / (sqrt(v) + self.eps) + s["plain"]), {"m": m, "v": v}
+
+
+@dataclass(frozen=True)
+class Adadelta(Optimizer):
+    """Adadelta: step sizes from the running sizes of earlier steps and of gradients."""
+
+    learning_rate: LearningRate = 1.0
+    rho: Share = 0.9
+    eps: Amount = 1e-6
+
+    def slots(self, parameter: TensorType) -> Wanted:
+        return {"square": (like(parameter), 0.0), "steps": (like(parameter), 0.0)}
+
+    def update(self, p: Any, g: Any, slots: Slots, s: Scalars) -> tuple[Any, Slots]:
+        g = self._decayed(p, g)
+        square = toward(slots["square"], g * g, 1.0 - self.rho)
+        step = sqrt(slots["steps"] + self.eps) / sqrt(square + self.eps) * g
+        return p - s["rate"] * step, {"square": square, "steps": toward(slots["steps"], step * step, 1.0 - self.rho)}
 
 
 @dataclass(frozen=True)
