@@ -14,8 +14,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-DISTRIBUTIONS = [ROOT / "mithril-core", *sorted((ROOT / "plugins").glob("mithril-*"))]
+from audit_distributions import DISTRIBUTIONS, ROOT
+
 NAMES = {"torch": "pytorch", "importlib-metadata": "importlib_metadata", "apache-tvm": "tvm"}  # on conda-forge
 REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(\[[^\]]*\])?\s*(?P<bounds>[^;]*)(;.*)?")
 

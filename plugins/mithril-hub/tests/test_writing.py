@@ -47,10 +47,14 @@ def test_changed_parameters_and_their_dtype(tmp_path):
     record = read_record("llama2")
     source = write_folder(tmp_path / "copy", record["config"], record["shapes"])
     (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text("{}")
+    (source / "code.py").write_text("raise SystemExit")
     compiled = compiled_of(source)
     doubled = {n: 2 * compiled.backend.to_numpy(x) for n, x in compiled.params.items()}
     written = compiled.export(tmp_path / "out", format="huggingface", params=doubled, dtype="bfloat16")
     assert (written / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert (written / "1_Pooling" / "config.json").read_text() == "{}" and not (written / "code.py").exists()
     model = ml.from_pretrained(written)
     assert model.pretrained.tensors["lm_head.weight"].dtype.__name__ == "bfloat16"
     np.testing.assert_allclose(model.pretrained["lm_head.weight"], doubled["lm_head.weight"], rtol=0.01)
@@ -62,6 +66,15 @@ def test_stacked_experts_are_separate_in_the_files(folders, tmp_path):
     np.testing.assert_array_equal(compiled_of(written)(X)["logits"], compiled_of(source)(X)["logits"])
 
 
+def test_a_model_with_a_cache_is_written_before_its_first_call(folders, tmp_path):
+    compiled = compiled_of(folders("llama2"), cache=8)
+    written = compiled.export(tmp_path / "out", format="huggingface")
+    np.testing.assert_array_equal(compiled_of(written)(X)["logits"], compiled_of(folders("llama2"))(X)["logits"])
+    model = ml.from_pretrained(folders("llama2"), cache=8).replace("lm_head", Linear(7))
+    with pytest.raises(InputError, match="there are no parameters to export"):
+        ml.compile(model, "numpy", inference=True).export(tmp_path / "other", format="huggingface")
+
+
 def test_names_are_those_of_the_source(tmp_path):
     record = read_record("llama2")
     source = write_folder(tmp_path / "copy", record["config"], record["shapes"])
@@ -71,6 +84,17 @@ def test_names_are_those_of_the_source(tmp_path):
     assert load_file(written / "model.safetensors").keys() == short.keys()
     compiled_of(written).export(written, format="huggingface")  # over the files that it has mapped
     np.testing.assert_array_equal(compiled_of(written)(X)["logits"], compiled_of(source)(X)["logits"])
+
+
+def test_a_head_with_its_own_weights_is_said_in_the_configuration(tmp_path):
+    record = read_record("gemma")
+    source = write_folder(tmp_path / "copy", record["config"], record["shapes"])
+    tensors = load_file(source / "model.safetensors")
+    head = 2 * tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": head}, source / "model.safetensors")
+    written = compiled_of(source).export(tmp_path / "out", format="huggingface")
+    assert json.loads((written / "config.json").read_text())["tie_word_embeddings"] is False
+    np.testing.assert_array_equal(load_file(written / "model.safetensors")["lm_head.weight"], head)
 
 
 def test_models_without_a_checkpoint_and_other_parameters_are_refused(folders, tmp_path):

@@ -144,7 +144,7 @@ def traced(function):
 
 
 def test_accumulated_gradients_are_exchanged_once(tmp_path):
-    """Each device has its own sums until the last batch of a step, also across a checkpoint in between."""
+    """Keep the sums of each device until the last batch of a step, also across a checkpoint in between."""
     model = Model.create(outputs={"y": Linear(3, name="out")(Dropout(0.2)(Linear(4, name="hidden")(IOKey("x"))))})
     rows = [6, 6, 5, 6, 6]  # two devices cannot divide five
     batches = [{n: numbers.standard_normal((k, w), np.float32) for n, w in (("x", 4), ("target", 3))} for k in rows]

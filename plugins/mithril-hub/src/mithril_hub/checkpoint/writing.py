@@ -15,7 +15,9 @@ from mithril.compiler import CompiledModel, save_file
 from mithril.graph import DTypeError, InputError, UnsupportedError, dtype as as_dtype
 from mithril.system import files
 from mithril_hub.checkpoint.checkpoint_weights import CheckpointWeights
-from mithril_hub.checkpoint.folder import INDEX, SINGLE, read_json
+from mithril_hub.checkpoint.folder import INDEX, SINGLE, read_json, tensors_of
+from mithril_hub.checkpoint.separate_head import with_separate_head
+from mithril_hub.model import Pretrained, parameter_types
 
 # Files of tokenizers, generation and pooling; a pattern names no file that could hold code.
 OTHER_FILES = ("*.json", "*.model", "*.txt", "*.jinja", "*_Pooling/config.json")
@@ -42,6 +44,8 @@ def export(
             hint="export other models as files, as model.onnx; compiled.save('weights.safetensors') saves weights",
         )
     parameters = params if params is not None else compiled.params
+    if parameters is None and _has_types_of(weights, model):
+        parameters = weights  # nothing is bound before the sizes of the inputs are known, as those of a cache
     if parameters is None:
         raise InputError("there are no parameters to export", hint="compiled.bind(params), or pass params=")
     target = Path(path)
@@ -61,6 +65,11 @@ def export(
     )
 
 
+def _has_types_of(weights: CheckpointWeights, model: Any) -> bool:
+    types = parameter_types(model) if isinstance(model, Pretrained) else {}
+    return {n: t.shape for n, t in types.items()} == {n: x.shape for n, x in weights.tensors.items()}
+
+
 def _arrays(
     compiled: CompiledModel, weights: CheckpointWeights, parameters: Mapping[str, Any], dtype: str | None
 ) -> dict[str, np.ndarray[Any, Any]]:
@@ -69,11 +78,14 @@ def _arrays(
     changed = [name for name in parameters if name not in weights]
     changed += [n for n, x in parameters.items() if n in weights and tuple(x.shape) != weights.tensors[n].shape]
     if missing or changed:
+        has_lora = any("lora_" in name for name in changed)
         facts = [f"missing: '{name}'" for name in missing[:4]] + [f"not of the checkpoint: '{n}'" for n in changed[:4]]
         raise InputError(
             "the parameters are not those of the checkpoint that the model came from",
             facts=[*facts, f"{len(missing) + len(changed)} in total"],
-            hint="merge LoRA before: params = mithril_lora.merge(model, params), and compile the model again",
+            hint="merge LoRA before: params = mithril_lora.merge(model, params), and compile the model again"
+            if has_lora
+            else "config.json describes the layers of the checkpoint only: export a model with others as a file",
         )
     kind = as_dtype(dtype or weights.dtype)
     if not kind.is_float:
@@ -91,8 +103,11 @@ def _write_tensors(arrays: Mapping[str, np.ndarray[Any, Any]], path: Path) -> No
 
 
 def _configuration(folder: Path, dtype: str) -> str:
-    """Return the configuration with the dtype of the weights, under the name that the version of its writer uses."""
-    settings = read_json(folder / "config.json")
+    """Return the configuration with the dtype of the weights, under the name that the version of its writer uses.
+
+    Of a head with its own weights it says so: transformers 4 reads the configuration only.
+    """
+    settings = {**with_separate_head(read_json(folder / "config.json"), tensors_of(folder))}
     settings["dtype" if "dtype" in settings else "torch_dtype"] = dtype
     return json.dumps(settings, indent=2) + "\n"
 

@@ -259,6 +259,7 @@ class RAdam(Adam):
         left, largest = bias_correction(self.beta2, t), 2.0 / (1.0 - self.beta2) - 1.0
         length = largest - 2.0 * t * (1.0 - left) / left
         ratio = (length - 4.0) * (length - 2.0) * largest / ((largest - 4.0) * (largest - 2.0) * length)
+        # as PyTorch: shorter averages have no useful estimate of the variance (the paper takes 4)
         is_rectified = where(length > 5.0, 1.0, 0.0)
         return {
             "rate": rate,
