@@ -463,6 +463,15 @@ def inference_with_weights_in_parts():
     expected = on_numpy(single, [single.evaluate(params, inputs)])
     compiled = ml.compile(model, ml.TorchBackend(device_mesh=(1, 2)), shapes=shapes)
     assert_same(on_numpy(compiled, [compiled.evaluate(params, inputs)]), expected)
+    with tempfile.TemporaryDirectory() as folder:
+        message = "exports one function, but this program runs on several devices"
+        raises(ml.UnsupportedError, message, lambda: compiled.export(f"{folder}/model.pt2", params=params))
+    parts = compiled.randomize_params(0)
+    assert any(isinstance(x, DTensor) for x in parts.values())
+    embedding = ml.compile(model, compiled.backend, shapes=shapes, static_inference=True)
+    for bind in (embedding.bind, embedding.load_state_dict):
+        bind(parts)
+        assert_same(on_numpy(embedding, [embedding(inputs)]), expected)
     single.bind(params)
     module = single.to_module().distribute(init_device_mesh("cpu", (2,), mesh_dim_names=("model",)))
     with torch.no_grad():

@@ -266,8 +266,13 @@ def test_a_mesh_divides_the_weights_that_a_program_holds(group, axis):
 
 @pytest.mark.parametrize(
     ("mesh", "options"),
-    [((2, 2), {}), ((1, 2), {"static_inference": True}), ((4,), {"parallelism": "fsdp"})],
-    ids=["model axis", "held weights", "fully sharded"],
+    [
+        ((2, 2), {}),
+        ((1, 2), {"static_inference": True}),
+        ((4,), {"parallelism": "fsdp"}),
+        ((1, 1, 2), {"pipeline_chunks": 2}),
+    ],
+    ids=["model axis", "held weights", "fully sharded", "pipeline"],
 )
 def test_a_cached_program_is_divided_as_before(tmp_path, mesh, options):
     pair = Model()  # weights are divided along their shorter axis, so that one sum combines both products
@@ -285,6 +290,20 @@ def test_a_cached_program_is_divided_as_before(tmp_path, mesh, options):
         assert not [line for line in map(str, compiled.decisions) if "recompiled" in line]
     np.testing.assert_array_equal(results[0][0], results[1][0])
     assert results[0][1] == results[1][1]
+
+
+@pytest.mark.parametrize("options", [{"pipeline_chunks": 2}, {}], ids=["chunks", "one chunk"])
+def test_stages_are_cut_for_each_size_of_a_batch(options):
+    """Compile for symbolic sizes, which a pipeline cannot run."""
+    network = Linear(8, name="second")(Relu()(Linear(16, name="first")(IOKey("x"))))
+    model = Model.create(outputs={"y": network})
+    compiled = ml.compile(model, ml.JaxBackend(device_mesh=(1, 1, 2)), shapes={"x": [None, 16]}, **options)
+    params = compiled.randomize_params(0)
+    expected = ml.compile(model, "numpy").evaluate(params, {"x": X["x"][0]})
+    for rows in (6, 4):
+        results = compiled.evaluate(params, {"x": X["x"][0, :rows]})
+        np.testing.assert_allclose(results["y"], expected["y"][:rows], rtol=1e-5)
+    assert "a pipeline is cut into stages for each size" in str(compiled.decisions)
 
 
 def test_a_mesh_holds_weights_of_64_bits():

@@ -430,8 +430,13 @@ class Parameters:
             values,
             {},
             self._next_number(),
-            {n: x if self._reads(x) else to_numpy(x) for n, x in (*params.items(), *state.items())},
+            {n: x if self._reads(x) else self._on_host(x) for n, x in (*params.items(), *state.items())},
         )
+
+    def _on_host(self, x: Any) -> np.ndarray[Any, Any]:
+        """Return an array of any framework as NumPy; the backend joins one of its own that is on several devices."""
+        is_own = self.backend.is_array(x) and not isinstance(x, np.ndarray)
+        return self.backend.to_numpy(x) if is_own else to_numpy(x)
 
     def _converted_statistics(self) -> dict[str, Any]:
         expected = self.fixed_statistics
@@ -519,7 +524,7 @@ class Parameters:
         expected, states = self.types, self.state_types
         tensors = self.needed(tensors, expected.keys() | states.keys())
         declared = {**expected, **self.statistics, **{n: t for n, t in states.items() if n in tensors}}
-        arrays, report = weight_files.match(declared, tensors)
+        arrays, report = weight_files.match(declared, tensors, self._on_host)
         if strict and not report.complete:
             raise _mismatch_error("the state dictionary", report, "tensors")
         base: Arrays = self.values or {}

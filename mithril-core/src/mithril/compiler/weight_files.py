@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,7 +88,11 @@ class LoadReport:
         return "\n".join(map(visible, rows))
 
 
-def match(declared: Mapping[str, TensorType], actual: Mapping[str, Any]) -> tuple[dict[str, Any], LoadReport]:
+def match(
+    declared: Mapping[str, TensorType],
+    actual: Mapping[str, Any],
+    on_host: Callable[[Any], np.ndarray[Any, Any]] = to_numpy,
+) -> tuple[dict[str, Any], LoadReport]:
     """Return the tensors of a state dictionary that match the model by name and shape, and a report."""
     report = LoadReport()
     out: dict[str, Any] = {}
@@ -98,7 +102,7 @@ def match(declared: Mapping[str, TensorType], actual: Mapping[str, Any]) -> tupl
             report.missing.append(name + (f" (is it '{similar[0]}'?)" if similar else ""))
             continue
         is_encoded = isinstance(actual[name], EncodedWeight) and expected.dtype is float32
-        array = actual[name] if is_encoded else to_numpy(actual[name])
+        array = actual[name] if is_encoded else on_host(actual[name])
         if not _fits(array.shape, expected.shape):
             report.mismatched.append(f"{name}: expected {list(expected.shape)}, got {list(array.shape)}")
             continue

@@ -18,6 +18,7 @@ from mithril.backend import (
     BuildOptions,
     Call,
     Capabilities,
+    ExactSizesRequired,
     Form,
     Forward,
     LazyGraph,
@@ -229,6 +230,8 @@ class JaxBackend(SourceBackend):
         if mesh is None:
             by_device = self._by_device(graph, options)
             return self.build_whole(graph, options) if by_device is None else by_device
+        if not all(i.type.is_static for i in graph.arguments):
+            raise ExactSizesRequired("a pipeline is cut into stages for each size")
         backend = copy.copy(self)
         backend.mesh = mesh
         specs = mesh_execution.ArgumentShardings(mesh, graph, options.settings, Decisions()).specs
@@ -499,6 +502,7 @@ class Differentiated:
 
     def __init__(self, forward: Forward, of: tuple[str, ...], wrt: tuple[str, ...]) -> None:
         self.forward, self.of, self.wrt = forward, of, wrt
+        self.generated = (forward,)
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         def outputs(variables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
@@ -34,9 +34,10 @@ _SUFFIX = "-cache"  # file suffix of compiled programs; JAX derives the rest of 
 class CacheContext:
     """A context for calls that may compile; compiled programs are stored in the cache entry of their source."""
 
-    def __init__(self, settings: Mapping[str, Any], forward: Forward, platform: str) -> None:
+    def __init__(self, settings: Mapping[str, Any], generated: Sequence[Forward], platform: str) -> None:
         self.store = Store(settings["cache_dir"])
-        identity = f"{forward.__code__.co_filename} {jax.__version__} {jaxlib.__version__} {platform}"
+        sources = " ".join(forward.__code__.co_filename for forward in generated)  # made from the text
+        identity = f"{sources} {jax.__version__} {jaxlib.__version__} {platform}"
         self.key = hashlib.sha256(identity.encode()).hexdigest()
 
     @contextmanager

@@ -261,7 +261,7 @@ def runner(
             inner = vectorized(inner, graph, options.decisions)
     cache = None
     if options.settings["cache"]:
-        cache = CacheContext(options.settings, getattr(forward, "forward", forward), running.platform)
+        cache = CacheContext(options.settings, getattr(forward, "generated", (forward,)), running.platform)
     call: Any = Jitted(inner, graph, running, shardings, cache) if running.jit else inner
     # JAX truncates 64-bit types unless the setting is on when a function is traced and when it is
     # called; programs without them do not pay for the context.

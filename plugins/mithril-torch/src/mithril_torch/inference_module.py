@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mithril.backend import format_bytes
-from mithril.graph import Graph, InputError, substitute, symbols
+from mithril.graph import Graph, InputError, UnsupportedError, substitute, symbols
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,13 @@ def inference_program(compiled: Any) -> tuple[Graph, Any]:
     program = compiled.program_with_params()
     if program is None:
         raise InputError("no inference program is compiled yet", hint="pass shapes= to ml.compile, or run the model")
-    return program.executable.graph, _with_plain_kernels(program.executable.forward)
+    forward = program.executable.forward
+    if not isinstance(forward, FunctionType):
+        raise UnsupportedError(
+            "PyTorch exports one function, but this program runs on several devices",
+            hint="compile for TorchBackend() without device_mesh=, and export that",
+        )
+    return program.executable.graph, _with_plain_kernels(forward)
 
 
 def examples(compiled: Any, graph: Graph, sizes: Mapping[str, int]) -> tuple[Any, ...]:
@@ -93,7 +99,7 @@ def require_static(graph: Graph, subject: str) -> None:
         )
 
 
-def _with_plain_kernels(forward: Any) -> Any:
+def _with_plain_kernels(forward: FunctionType) -> FunctionType:
     """Return the function with its constants in a layout that other runtimes read, not packed for oneDNN."""
     constants = {
         name: x.to_dense() if isinstance(x, torch.Tensor) and x.is_mkldnn else x

@@ -56,6 +56,7 @@ class ByDevice:
 
     def __init__(self, local: Any, sums: frozenset[str], forward: Forward) -> None:
         self.local, self.sums, self.forward = local, sums, forward
+        self.generated = (forward,)
         arguments = [i for i in local.graph.arguments if i.name not in local.indices]
         self.params = {i.name: self._spec(i.name, local.inputs[i.name]) for i in arguments if i.role == "param"}
         self.inputs = {i.name: self._spec(i.name, local.inputs[i.name]) for i in arguments if i.role != "param"}

@@ -140,7 +140,7 @@ class Pipelined:
         replicas: int,
         schedule: str,
     ) -> None:
-        self.staged, self.calls, self.specs = staged, calls, specs
+        self.staged, self.generated, self.specs = staged, calls, specs
         self.stages, self.chunks, self.replicas, self.schedule = stages, chunks, replicas, schedule
         self.names = graph.output_names
         self.params = {i.name: i.type for i in graph.with_role("param")}
@@ -280,7 +280,7 @@ class Pipelined:
         graph = self.staged.tasks[task].graph
         available = self.param_slots.unpack(stage, params)
         links = {n: values[source] for n, source in self.staged.tasks[task].takes.items()}
-        outputs = self.calls[task](
+        outputs = self.generated[task](
             {i.name: available[i.name] for i in graph.with_role("param")},
             {
                 i.name: links[i.name] if i.name in links else arguments[i.name]
@@ -335,7 +335,7 @@ class Pipelined:
         for number, task in enumerate(self.staged.tasks):
             if task.once:
                 links = {n: values[source] for n, source in task.takes.items()}
-                outputs = self.calls[number](
+                outputs = self.generated[number](
                     {i.name: params[i.name] for i in task.graph.with_role("param")},
                     {
                         i.name: links[i.name] if i.name in links else inputs[i.name]
