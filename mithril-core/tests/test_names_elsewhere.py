@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import mithril as ml
 from mithril import models, ops
 from mithril.graph import LAYERS, OPERATIONS, PACKAGE
+from mithril.graph.synonyms import EXPRESSIONS
 
 # Pairs: the name that users type, and the name that the hint has to contain.
 EXPECTED_OPERATIONS = """
@@ -79,3 +81,21 @@ def test_the_tables_refer_to_existing_names_and_no_word_twice():
         assert len(words) == len(set(words))
         assert not set(words) & set(table)
     assert not any(hasattr(ml, name) for name in PACKAGE)
+
+
+def test_the_expressions_for_operations_of_others_compute():
+    x = np.array([[0.5, 0.25, 0.75], [0.1, 0.9, 0.3]])
+    names = {"ops": ops, "np": np, "ml": ml, "x": x, "y": x + 0.5, "p": x, "mask": x > 0.5, "value": 0.2, "axis": -1}
+    names |= {"n": 3, "indices": np.array([2, 0]), "start": 0, "stop": 2, "shape": (2, 2, 3), "values": [1.0, 2.0]}
+    names |= {"key": np.array([0, 1], np.uint32), "a": x, "b": np.eye(3)}
+    names |= {"v": np.ones(3), "updates": x}
+    computed = 0
+    for words, text in EXPRESSIONS.items():
+        if "ops." in text and ", or " not in text and ", as " not in text:
+            eval(text, names | ({"x": np.arange(2), "y": np.arange(3)} if words == "meshgrid" else {}))
+            computed += 1
+        for word in words.split():
+            assert not hasattr(ops, word) and not any(word in table for table in (OPERATIONS, LAYERS))
+            with pytest.raises(AttributeError, match="write "):
+                getattr(ops, word)
+    assert computed > 30

@@ -82,10 +82,10 @@ def _with_checked_arguments(value: Any) -> Any:
 def _name_elsewhere(name: str) -> str:
     """Return the hint for a misspelling, a layer, an operation, or a name of another framework."""
     from mithril import models
-    from mithril.graph import LAYERS, OPERATIONS, PACKAGE, closest, name_here, operations
+    from mithril.graph import LAYERS, OPERATIONS, PACKAGE, closest, expression_here, name_here, operations
 
-    if name in PACKAGE:
-        return f"; use {PACKAGE[name]}"
+    if instead := PACKAGE.get(name) or expression_here(name):
+        return f"; use {instead}"
     similar = closest(name, __dir__(), 1)
     if similar and similar[0].casefold() == name.casefold():
         return f"; did you mean 'ml.{similar[0]}'?"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
+from mithril import ops
 from mithril.graph import (
     Builder,
     Graph,
@@ -110,9 +113,44 @@ def test_errors_name_operation_operands_and_origin():
         assert part in text
 
 
-def test_the_error_of_a_positional_attribute_names_it():
-    with pytest.raises(OperationError, match="pass by name: axis=, keepdims="):
-        sum(np.ones((2, 3)), 0)
+def test_attributes_may_follow_the_operands():
+    x = np.arange(6.0).reshape(2, 3)
+    for call, expected in [
+        (ops.sum(x, 0, True), ops.sum(x, axis=0, keepdims=True)),
+        (ops.clip(x, 1, 4), np.clip(x, 1, 4)),
+        (ops.reshape(x, (3, 2)), x.reshape(3, 2)),
+        (ops.concat([x, x], 1), np.concatenate([x, x], 1)),
+        (ops.stack((x, x), -1), np.stack((x, x), -1)),
+        (ops.einsum("ij,kj->ik", x, x), x @ x.T),
+        (ops.full((2,), 7.0), np.full(2, 7.0)),
+        (ops.arange(5), np.arange(5)),
+        (ops.arange(1, 5), np.arange(1, 5)),
+        (ops.arange(0), np.arange(0)),
+        (ops.arange(8, 2, -3), np.arange(8, 2, -3)),
+    ]:
+        np.testing.assert_array_equal(call, expected)
+    builder = Builder()
+    with builder:
+        value = builder.input("x", (2, 3))
+        assert value.sum(0).shape == (3,)
+        assert value.softmax(0).shape == (2, 3)
+        assert ops.concat([value, value], 0).shape == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: ops.sum(x, 0, True, 1), "operation 'sum' takes 3 arguments, got 4\n  arguments: x, axis, keepdims"),
+        (lambda x: ops.sum(x, 0, axis=1), "operation 'sum' got the argument 'axis' twice"),
+        (lambda x: ops.take(x, x, indices=x), "operation 'take' got the argument 'indices' twice"),
+        (lambda x: ops.concat([x, x], 0, axis=1), "operation 'concat' got the argument 'axis' twice"),
+        (lambda x: ops.sum(x, x), "operation 'sum': attribute 'axis' cannot be array"),
+        (lambda x: ops.arange(), "arange needs a bound"),
+    ],
+)
+def test_the_errors_of_attributes_by_position_name_them(call, message):
+    with pytest.raises(OperationError, match=re.escape(message)):
+        call(np.ones((2, 3)))
 
 
 def test_node_without_builder_is_rejected():

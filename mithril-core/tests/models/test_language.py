@@ -144,6 +144,9 @@ def test_a_list_is_several_arguments():
         (lambda a, b: Concat(axis=1)([a, b]), [[1, -2, 10, -20]]),
         (lambda a, b: ops.concat([a, b], axis=1), [[1, -2, 10, -20]]),
         (lambda a, b: ops.stack((a, b)), [x, 10 * x]),
+        (lambda a, b: ops.concat([a, b], 1), [[1, -2, 10, -20]]),
+        (lambda a, b: ops.einsum("ij,ij->ij", a, b).sum(-1), [50]),
+        (lambda a, b: (a - b).reshape(-1).sum(0, True), [9]),
     ):
         outputs, _ = run(Model.create(outputs={"y": build(IOKey("a"), IOKey("b"))}), {"a": x, "b": 10 * x})
         np.testing.assert_array_equal(outputs["y"], expected)
@@ -153,6 +156,44 @@ def test_a_list_is_several_arguments():
             wrong()
     with pytest.raises(OperationError, match="operand 'b' cannot be a (?s:.)*ops.concat join values"):
         run(Model.create(outputs={"y": ops.add(IOKey("a"), [IOKey("b"), 1.0])}), {"a": x, "b": x})
+
+
+class Blend(Layer):
+    """Two inputs and an optional one, named by ``build``; results by name."""
+
+    outputs = ("low", "high")
+
+    def build(self, left, right, bias=None):
+        return {"high": left + right if bias is None else left + right + bias, "low": left - right}
+
+
+def test_the_parameters_of_build_are_the_inputs_of_a_layer():
+    x = np.array([3.0], np.float32)
+    assert (Blend.inputs, Blend.optional) == (("left", "right"), ("bias",))
+    assert (Scale.inputs, Scale.optional) == (("input",), ())
+    model = Model()
+    model |= Blend()(left="a", right="b", low="low", high="high")
+    model |= Blend()("a", "b", bias="a", high="more")
+    outputs, _ = run(model.set_outputs("low", "high", "more"), {"a": x, "b": 2 * x})
+    assert [float(outputs[n][0]) for n in ("low", "high", "more")] == [-3.0, 9.0, 12.0]
+    assert {name: float(y[0]) for name, y in Blend()(x, 2 * x).items()} == {"low": -3.0, "high": 9.0}
+
+
+def test_the_errors_of_terminals_tell_how_to_declare_them():
+    class Pair(Layer):
+        def build(self, x):
+            return x, x
+
+    class ByName(Layer):
+        def build(self, x):
+            return {"low": x, "high": x}
+
+    with pytest.raises(ModelError, match=r"'x' of build is the input 'input'; inputs = \('x',\) in the class"):
+        Pair()(x="a")
+    with pytest.raises(ModelError, match=r"outputs = \('output_0', 'output_1'\)"):
+        Pair()(np.ones(2))
+    with pytest.raises(ModelError, match=r"outputs = \('low', 'high'\)"):
+        ByName()(np.ones(2))
 
 
 @pytest.mark.parametrize("wrong", ["text", [[1, 2], [3]], object(), ["a"]])

@@ -183,7 +183,7 @@ def stub_classes(text):
             names, *overloads = [
                 [p.arg for p in (*a.args[1:], *([a.vararg] if a.vararg else []), *a.kwonlyargs)] for a in calls
             ]
-            assert all(overload == names for overload in overloads)
+            assert all(set(overload) == set(names) for overload in overloads)
             classes[node.name] = (names, ast.get_docstring(node))
     return classes
 

@@ -57,7 +57,7 @@ HOMES = {
         *("RewriteError", "ShapeError", "StrictError", "UnsupportedError", "VerificationError", "closest"),
         *("unknown", "quoted", "visible"),
     ),
-    "synonyms": ("LAYERS", "OPERATIONS", "PACKAGE", "name_here"),
+    "synonyms": ("LAYERS", "OPERATIONS", "PACKAGE", "expression_here", "name_here"),
     "evaluation": ("Arrays", "substitute_sizes", "evaluate", "rounding_spread"),
     "guards": ("Guard", "assume", "bind", "collect_guards"),
     "limits": (

@@ -20,10 +20,7 @@ ACCEPTED = (Value, np.ndarray, np.generic, bool, int, float)  # without a furthe
 
 def apply(op: Op, operands: tuple[Any, ...], attributes: dict[str, Any]) -> Any:
     """Append a node if an operand is symbolic, or if a builder is active and no operand is an array; else compute."""
-    if op.variadic:
-        if len(operands) == 1 and isinstance(operands[0], (list, tuple)):  # concat([x, y]), as in NumPy and PyTorch
-            operands = tuple(operands[0])
-    elif attributes:
+    if attributes or op.variadic or len(operands) > len(op.operands):
         operands, attributes = op.bind(operands, attributes)
     for operand in operands:
         if isinstance(operand, Value):

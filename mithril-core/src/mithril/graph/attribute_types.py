@@ -132,7 +132,7 @@ def normalize_axes(axes: Sequence[int] | None, rank: int) -> tuple[int, ...]:
 
 def attribute_error(op: str, name: str, value: Any, annotation: str, cause: Exception) -> OperationError:
     return OperationError(
-        f"operation '{op}': attribute '{name}' cannot be {value!r}",
+        f"operation '{op}': attribute '{name}' cannot be {value!r:.200}",
         facts=[f"expected {annotation}", str(cause)],
     )
 

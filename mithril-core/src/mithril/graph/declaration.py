@@ -88,18 +88,38 @@ class Declaration:
 
     # -- operands ----------------------------------------------------------------------------------------------------
     def bind(self, operands: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Move operands passed by keyword to their positions."""
-        keyword_operands = [name for name in self.operands if name in keywords]
-        if not keyword_operands:
+        """Move operands passed by keyword to their positions, and name the attributes that follow the operands."""
+        operands, following = self._split_positional(operands)
+        if len(following) > len(self.attributes):
+            names = [*self.operands, *self.attributes]
+            raise OperationError(
+                f"operation '{self.name}' takes {len(names)} arguments, got {len(operands) + len(following)}",
+                facts=[f"arguments: {', '.join(names)}"],
+            )
+        positional = dict(zip(self.attributes, following, strict=False))
+        twice = [*(positional.keys() & keywords.keys()), *(n for n in self.operands[: len(operands)] if n in keywords)]
+        if twice:
+            raise OperationError(f"operation '{self.name}' got the argument '{twice[0]}' twice")
+        keywords = {**positional, **keywords}
+        by_name = [] if self.variadic else [name for name in self.operands if name in keywords]
+        if not by_name:
             return operands, keywords
         slots = list(operands) + [None] * (len(self.operands) - len(operands))
-        rest = dict(keywords)
-        for name in keyword_operands:
-            index = self.operands.index(name)
-            if index < len(operands):
-                raise OperationError(f"operation '{self.name}' got operand '{name}' twice")
-            slots[index] = rest.pop(name)
-        return tuple(slots), rest
+        for name in by_name:
+            slots[self.operands.index(name)] = keywords.pop(name)
+        return tuple(slots), keywords
+
+    def _split_positional(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return the operands and the attributes of a call's positional arguments."""
+        if not self.variadic:
+            return arguments[: len(self.operands)], arguments[len(self.operands) :]
+        first, rest = (arguments[0], arguments[1:]) if arguments else (None, ())
+        if isinstance(first, str):  # einsum("ij,jk->ik", x, y)
+            return rest, (first,)
+        # concat([x, y], 1), as in NumPy and PyTorch; further lists are arrays of numbers
+        if isinstance(first, (list, tuple)) and all(isinstance(x, (int, str)) for x in rest):
+            return tuple(first), rest
+        return arguments, ()
 
     def all_operands(self, operands: Sequence[Any]) -> list[Any]:
         """Return the operands, with None for absent optional ones."""
@@ -108,11 +128,10 @@ class Declaration:
         missing = [n for n in self.operands[len(operands) :] if n not in self.optional]
         slots = [*operands, *([None] * (len(self.operands) - len(operands)))]
         missing += [n for n, o in zip(self.operands, operands, strict=False) if o is None and n not in self.optional]
-        if len(operands) > len(self.operands) or missing:
+        if missing or len(operands) > len(self.operands):
             raise OperationError(
                 f"operation '{self.name}' takes {len(self.operands)} operands, got {len(operands)}",
                 facts=[f"operands: {', '.join(self.operands)}", f"missing: {', '.join(missing)}" if missing else ""],
-                hint="" if missing or not self.attributes else f"pass by name: {'=, '.join(self.attributes)}=",
             )
         return slots
 

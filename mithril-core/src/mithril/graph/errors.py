@@ -144,16 +144,18 @@ LISTED = 16  # maximal number of names that an error lists
 
 def unknown(kind: str, word: str, accepted: Sequence[str]) -> tuple[str, list[str], str | None]:
     """Return the ``what``, ``facts`` and ``hint`` of an error for an unknown name, with similar names first."""
-    from mithril.graph.synonyms import LAYERS, OPERATIONS, name_here
+    from mithril.graph.synonyms import LAYERS, OPERATIONS, expression_here, name_here
 
+    expression = expression_here(word) if kind == "operation" else None
     synonym = name_here(word, {"operation": OPERATIONS, "layer": LAYERS}.get(kind, {}))
-    suggestions = [synonym] if synonym in accepted else closest(word, accepted)
+    suggestions = [] if expression else [synonym] if synonym in accepted else closest(word, accepted)
     shown = [*suggestions, *sorted(set(accepted) - set(suggestions))]
     count = (len(suggestions) or 3) if len(shown) > LISTED else len(shown)
     more = f" and {len(shown) - count} others" if len(shown) > count else ""
     facts = [f"known: {', '.join(shown[:count])}{more}"] if accepted else []
     noun, place = re.fullmatch(r"(.*?)( (?:of|in|for) .*?)?:?", kind).groups("")  # type: ignore[union-attr]
-    return f"unknown {noun} '{word}'{place}", facts, f"did you mean '{suggestions[0]}'?" if suggestions else None
+    similar = f"did you mean '{suggestions[0]}'?" if suggestions else None
+    return f"unknown {noun} '{word}'{place}", facts, f"write {expression}" if expression else similar
 
 
 def removal(since: str) -> str:

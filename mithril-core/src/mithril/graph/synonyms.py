@@ -86,6 +86,69 @@ OPERATIONS = {
     "diag": "diagonal diag_part",
     "one_hot": "onehot to_categorical",
 }
+# Operations of others, separated by spaces, and the short expression of each here. A test computes them.
+EXPRESSIONS = {
+    "norm l2_norm": "ops.sqrt(ops.sum(ops.square(x), axis))",
+    "l2_normalize standardize": "ops.normalize(x, axis)",
+    "flatten": "ops.reshape(x, (x.shape[0], -1))",
+    "masked_fill": "ops.where(mask, value, x)",
+    "segment_sum index_add": "ops.scatter_add(ops.zeros((n, x.shape[1])), indices, x)",
+    "segment_max": 'ops.scatter_reduce(ops.zeros((n, x.shape[1])), indices, x, "max")',
+    "index_put index_copy": "ops.scatter(x, indices, updates)",
+    "array asarray tensor as_tensor": "np.asarray(values): operations take NumPy arrays",
+    "float": 'ops.cast(x, "float32")',
+    "half": 'ops.cast(x, "float16")',
+    "int": 'ops.cast(x, "int32")',
+    "long": 'ops.cast(x, "int64")',
+    "bool": 'ops.cast(x, "bool")',
+    "item": "float(x), of a result of a call",
+    "size": "x.shape",
+    "ndim": "len(x.shape)",
+    "contiguous": "x: values have no strides",
+    "nan_to_num": "ops.where(ops.isnan(x), 0.0, x)",
+    "isclose": "ops.less_equal(ops.abs(x - y), 1e-8 + 1e-5 * ops.abs(y))",
+    "allclose": "ops.all(ops.less_equal(ops.abs(x - y), 1e-8 + 1e-5 * ops.abs(y)))",
+    "array_equal": "ops.all(ops.equal(x, y))",
+    "diff": "x[:, 1:] - x[:, :-1]",
+    "fliplr": "ops.flip(x, 1)",
+    "flipud": "ops.flip(x, 0)",
+    "ptp": "ops.max(x, axis) - ops.min(x, axis)",
+    "count_nonzero": 'ops.sum(ops.cast(ops.not_equal(x, 0), "int32"))',
+    "argwhere": "ops.nonzero(x, n)",
+    "exp2": "ops.pow(2.0, x)",
+    "log10": "ops.log(x) / 2.302585093",
+    "cbrt": "ops.sign(x) * ops.pow(ops.abs(x), 1 / 3)",
+    "hypot": "ops.sqrt(ops.square(x) + ops.square(y))",
+    "copysign": "ops.where(ops.less(y, 0.0), -ops.abs(x), ops.abs(x))",
+    "logaddexp": "ops.logsumexp(ops.stack([x, y]), 0)",
+    "logit": "ops.log(p) - ops.log1p(-p)",
+    "xlogy": "ops.where(ops.equal(x, 0.0), 0.0, x * ops.log(p))",
+    "softmin": "ops.softmax(-x, axis)",
+    "tanhshrink": "x - ops.tanh(x)",
+    "threshold": "ops.where(ops.greater(x, value), x, 0.0)",
+    "tri": "ops.tril(ops.ones((n, n)))",
+    "addmm baddbmm addmv": "y + a @ b",
+    "mv vdot": "ops.matmul(a, v)",
+    "narrow": "x[:, start:stop]",
+    "identity": "ops.eye(n)",
+    "median": "ops.sort(x, -1)[:, x.shape[-1] // 2]",
+    "cdist pairwise_distance": "ops.sqrt(ops.sum(ops.square(x[:, None] - y[None]), -1))",
+    "multinomial categorical gumbel_softmax choice": "ops.argmax(x - ops.log(-ops.log(ops.uniform(key, x.shape))), -1)",
+    "exponential": "-ops.log1p(-ops.uniform(key, (n,)))",
+    "randperm permutation shuffle": "ops.argsort(ops.uniform(key, (n,)))",
+    "truncated_normal": 'self.param(name, shape, "trunc_normal"), or ops.clip(ops.normal(key, shape), -2, 2)',
+    "clip_grad_norm clip_by_norm": "clip_norm= of ml.Trainer",
+    "vmap": "ml.vmap",
+    "checkpoint remat": "gradient_checkpointing=True of ml.compile",
+    "custom_vjp": "ml.op and the decorator vjp of its result",
+    "map": "ml.vmap, or ops.scan",
+    "deg2rad radians": "x * 0.017453293",
+    "rad2deg degrees": "x * 57.29578",
+    "left_shift": "x << n",
+    "right_shift": "x >> n",
+    "meshgrid": "ops.broadcast_to(x[:, None], shape), ops.broadcast_to(y[None], shape)",
+    "complex real imag angle conj polar view_as_real": "two arrays, as ops.fft(re, im) returns them",
+}
 # Names of layers in other frameworks, separated by spaces, by the name here.
 LAYERS = {
     "Linear": "Dense Affine",
@@ -147,9 +210,14 @@ PACKAGE = {
 }
 
 
+def expression_here(word: object) -> str | None:
+    """Return the expression here for an operation of another framework, or None."""
+    return next((text for names, text in EXPRESSIONS.items() if str(word).casefold() in names.split()), None)
+
+
 def name_here(word: object, table: dict[str, str]) -> str | None:
     """Return the name here for a name of another framework, ignoring case and a trailing underscore, or None."""
-    plain = str(word).casefold()  # errors quote the value of a user, which need not be text.rstrip("_")
+    plain = str(word).casefold().rstrip("_")  # str: errors quote the value of a user, which need not be text
     for name, words in table.items():
         if plain in (name.casefold(), *words.casefold().split()):
             return name

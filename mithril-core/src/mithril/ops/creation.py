@@ -12,6 +12,7 @@ from mithril.graph import (
     Axis,
     DType,
     DTypeError,
+    OperationError,
     Shape,
     ShapeError,
     Size,
@@ -192,8 +193,16 @@ def ones_like(x):
 
 
 @composite(samples=[sample(start=2, stop=9, step=3), sample(start=0.5, stop=2.0, step=0.5, label="floats")])
-def arange(*, start: number = 0, stop: number, step: number = 1, dtype: DType | None = None):
-    """Numbers from ``start``, in steps of ``step``, before ``stop``: int32 if all three are integers, else float32."""
+def arange(*, start: number | None = None, stop: number | None = None, step: number = 1, dtype: DType | None = None):
+    """Numbers from ``start``, in steps of ``step``, before ``stop``: int32 if all three are integers, else float32.
+
+    A single bound is the stop, as in NumPy: ``arange(5)`` starts at 0.
+    """
+    if stop is None:
+        start, stop = None, start
+    if stop is None:
+        raise OperationError("arange needs a bound", hint="arange(5), or arange(2, 5)")
+    start = 0 if start is None else start
     is_whole = all(isinstance(n, int) for n in (start, stop, step))
     if not step:
         raise ShapeError("arange with step=0 has no end", hint="pass a positive or negative step")

@@ -67,13 +67,24 @@ def operations_stub() -> str:
 
 def _calls(op: Op) -> list[str]:
     """Return the call of an operation: its results have the kind of its first operand, where that is one tensor."""
-    general = f"    def __call__({parameters(op.__signature__.parameters.values())}) -> Any: ..."
+    declared = list(op.__signature__.parameters.values())
+    has_default = [p.default is not p.empty for p in declared]
+    if not op.variadic and has_default == sorted(has_default):  # calls take attributes by position, too
+        declared = [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in declared]
+    general = f"    def __call__({parameters(declared)}) -> Any: ..."
     first = next(iter(op.operands), None)
     if first is None or first in op.optional or not op.results:
         return [general]
     result = "Tensor" if len(op.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(op.results))}]"
     typed = general.replace(f"{first}: Any", f"{first}: Tensor", 1).replace("-> Any", f"-> {result}")
-    return ["    @overload", typed, "    @overload", general]
+    calls = [typed, general]
+    if op.variadic:  # einsum("ij,jk->ik", x, y) and concat([x, y], 1)
+        following = [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in declared[1:]]
+        rest = parameters(following).removeprefix("self")
+        by_text = following[0].annotation == "str"
+        leading = f"self{rest}, *{first}: Tensor" if by_text else f"self, {first}: Sequence[Tensor]{rest}"
+        calls.insert(1, f"    def __call__({leading}) -> {result}: ...")
+    return [line for call in calls for line in ("    @overload", call)]
 
 
 def _is_core(op: Op) -> bool:

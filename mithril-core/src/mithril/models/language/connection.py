@@ -247,6 +247,14 @@ def snake_case(name: str) -> str:
     return _WORDS.sub("_", name).lower()
 
 
+def _renaming(layer: Wirable, terminal: str) -> str | None:
+    """Return the hint for a parameter of ``build`` that is not the name of its terminal."""
+    code = getattr(getattr(type(layer), "build", None), "__code__", None)
+    if code is None or code.co_varnames[1 : code.co_argcount] != (terminal,):
+        return None
+    return f"'{terminal}' of build is the input '{layer.inputs[0]}'; inputs = ({terminal!r},) in the class renames it"
+
+
 class Connections(tuple[Connection, ...]):
     """The outputs of a layer with more than one output."""
 
@@ -319,7 +327,7 @@ class Step:
                 raise self._error(
                     f"{layer!r} has no terminal '{terminal}'",
                     [f"terminals: {', '.join(terminals)}"],
-                    f"did you mean '{suggestions[0]}'?" if suggestions else None,
+                    f"did you mean '{suggestions[0]}'?" if suggestions else _renaming(layer, terminal),
                 )
 
     def _checked(self, terminal: str, argument: Any) -> Any:

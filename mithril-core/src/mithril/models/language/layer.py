@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
-from inspect import Parameter, Signature, signature
+from inspect import CO_VARARGS, Parameter, Signature, signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -74,6 +74,9 @@ class LayerMeta(type):
 class Layer(metaclass=LayerMeta):
     """A building block of models. Subclasses declare their terminals and implement ``build``.
 
+    The inputs are ``input``, or the parameters of ``build`` if there are several, unless ``inputs`` names them;
+    parameters that default to None are ``optional``.
+
     ``build`` runs when the shapes of the inputs are known. Within it, ``self.param`` returns a parameter,
     ``self.training`` is True in a training graph, and layers stored as attributes can be called like functions.
 
@@ -101,6 +104,19 @@ class Layer(metaclass=LayerMeta):
 
         def __init__(self, *, name: str | None = None) -> None:
             """Accept the name that the metaclass sets."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        code = getattr(cls.__dict__.get("build"), "__code__", None)
+        is_declared = cls.optional or cls.inputs is not Layer.inputs
+        if is_declared or code is None or code.co_flags & CO_VARARGS:
+            return
+        names, defaults = code.co_varnames[1 : code.co_argcount], cls.build.__defaults__ or ()
+        required = names[: len(names) - len(defaults)]
+        if len(required) > 1:
+            cls.inputs = required
+        if all(default is None for default in defaults):
+            cls.optional = names[len(required) :]
 
     def __fingerprint__(self) -> tuple[Any, ...]:
         # the fields repeat the arguments; the location, the names of children and the values of parameters do not

@@ -203,11 +203,15 @@ def run_layer_call(context: Context, call: LayerCall, slots: list[Any], path: st
     bound = {name: slots[s] for name, s in call.weights.items()} if call.weights else call.weights
     full = f"{path}.{call.path}" if path and call.path else path or call.path
     built = context.run(layer, full, call.location, call.tags, operands, bound)
-    results = tuple(built) if isinstance(built, (tuple, list)) else (built,)
-    if len(results) != len(call.results):
+    if isinstance(built, Mapping) and set(built) == set(call.results):
+        built = [built[name] for name in call.results]
+    results = tuple(built) if isinstance(built, (tuple, list, Mapping)) else (built,)
+    if len(results) != len(call.results) or isinstance(built, Mapping):
+        names = tuple(built) if isinstance(built, Mapping) else tuple(f"output_{k}" for k in range(len(results)))
         raise ModelError(
             f"{layer!r} returned {len(results)} results, but declares the outputs {', '.join(call.results)}",
-            facts=[f"layer '{full}' at {call.location}"],
+            facts=[f"layer '{full}' at {call.location}"] if full else [],
+            hint=f"declare them in the class: outputs = {names!r}",
         )
     return results
 

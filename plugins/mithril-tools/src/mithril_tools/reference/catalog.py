@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from mithril import plugins
-from mithril.graph import LAYERS, OPERATIONS, PACKAGE, closest, name_here
+from mithril.graph import LAYERS, OPERATIONS, PACKAGE, closest, expression_here, name_here
 from mithril_tools.reference.author_names import author_pages, module_pages
 from mithril_tools.reference.entries import class_pages, command_pages, hook_pages, option_pages, pass_pages
 from mithril_tools.reference.error_pages import error_pages
@@ -63,7 +63,10 @@ def find(name: str) -> list[Page]:
 def suggestions(name: str) -> list[str]:
     """Return the names of pages for a name that has none: its translation from another framework, or similar names."""
     short = name.rpartition(".")[2]
-    elsewhere = [name_here(short, table) for table in (OPERATIONS, LAYERS)] + [PACKAGE.get(short)]
+    elsewhere = [name_here(short, table) for table in (OPERATIONS, LAYERS)] + [
+        PACKAGE.get(short),
+        expression_here(short),
+    ]
     return list(filter(None, elsewhere)) or closest(
         name, {page.name for kind in KINDS for page in pages(kind).values()}
     )
