@@ -99,7 +99,7 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def soak(session: nox.Session) -> None:
     """Tests that take minutes: every hostile name in every place, thousands of malformed calls, the complete kit."""
-    install(session, *map(str, DISTRIBUTIONS), "pytest", "hypothesis", "ziglang")
+    install(session, *map(str, DISTRIBUTIONS), "pytest", "hypothesis", "transformers", "ziglang")
     for tests in [session.posargs] if session.posargs else [["tests"], *([str(d / "tests")] for d in SOAKED)]:
         session.run("pytest", "-q", "-m", "soak", "--hypothesis-profile=default", *tests)
     if not session.posargs:

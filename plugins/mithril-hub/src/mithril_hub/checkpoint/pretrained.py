@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 
 from mithril.backend import checked
-from mithril.graph import dtype as as_dtype
+from mithril.graph import InputError, dtype as as_dtype
 from mithril.models import Layer
-from mithril_hub.architectures import build
+from mithril_hub.architectures import build, is_native, kind_of
 from mithril_hub.checkpoint.checkpoint_weights import matched
 from mithril_hub.checkpoint.folder import locate, pooling_of, read_json, tensors_of
 from mithril_hub.checkpoint.separate_head import with_separate_head
 from mithril_hub.checkpoint.stacked_experts import stacked
 from mithril_hub.encoder.text import with_pooling
 from mithril_hub.model import parameter_types, with_stacked_experts
+from mithril_hub.others.model import imported
 
 
 @checked()
@@ -35,8 +36,14 @@ def from_pretrained(
     """
     folder = locate(source, revision)
     tensors = tensors_of(folder)
-    settings = with_separate_head(read_json(folder / "config.json"), tensors)
-    model, roots = build(settings, dtype=as_dtype(dtype).name, cache=cache)
+    settings = read_json(folder / "config.json")
+    kind = kind_of(settings)
+    if not is_native(kind):
+        for option, value in (("cache", cache), ("stack_experts", stack_experts or None)):
+            if value is not None:
+                raise InputError(f"models of the type '{kind}' take no {option}=", hint=f"leave out {option}=")
+        return imported(folder, settings, tensors, as_dtype(dtype).name)
+    model, roots = build(with_separate_head(settings, tensors), dtype=as_dtype(dtype).name, cache=cache)
     model = with_pooling(model, pooling_of(folder))
     if stack_experts:
         model, tensors = with_stacked_experts(model), stacked(tensors)

@@ -124,7 +124,7 @@ def text(layer: Any, config: TextConfig, inputs: Mapping[str, Any], dtype: str) 
     if config.pooler:
         pooled = ops.tanh(weights.linear("pooler.dense", first, tower.hidden, bias=True))
     if not config.classes:
-        embedding = _embedding(config.pooling, x, inputs["attention_mask"]) if config.pooling else None
+        embedding = pooled_embedding(config.pooling, x, inputs["attention_mask"]) if config.pooling else None
         values = tuple(value for value in (x, pooled, embedding) if value is not None)
         return values if len(values) > 1 else x
     outer = Weights(layer, dtype, "", tower)
@@ -136,7 +136,7 @@ def text(layer: Any, config: TextConfig, inputs: Mapping[str, Any], dtype: str) 
     return outer.linear("classifier", first if pooled is None else pooled, config.classes, bias=True)
 
 
-def _embedding(pooling: str, x: Any, mask: Any) -> Any:
+def pooled_embedding(pooling: str, x: Any, mask: Any) -> Any:
     """Return one vector for each text: that of the first token, or the mean of those that are not padding."""
     if pooling == "cls":
         return x[:, 0]

@@ -29,7 +29,7 @@ from mithril_torch.importing import (  # noqa: F401  # they enter their rows
     windows,
 )
 from mithril_torch.importing.program import ROOT, Exported
-from mithril_torch.importing.table import IGNORED, ROWS, Row, as_value, call, is_tensor, name_of
+from mithril_torch.importing.table import IGNORED, ROWS, Row, as_value, call, is_tensor, modules_of, name_of
 from mithril_torch.importing.types import ExampleSizes, require_recorded_type
 
 shapes.enter_copies()
@@ -97,7 +97,7 @@ def has_meaning(target: Any, user: User) -> bool:
 
 def origin_of(node: Any, path: str) -> Origin:
     """Return the submodule and the user's line of a node."""
-    modules = node.meta.get("nn_module_stack") or {}
+    modules = modules_of(node)
     inner = f"{next(reversed(modules.values()))[0] if modules else ''}.".removeprefix(ROOT).rstrip(".")
     full = ".".join(part for part in (path, inner) if part)
     frames = [f for f in FRAME.findall(node.meta.get("stack_trace") or "") if "/torch/" not in f[0]]

@@ -8,7 +8,7 @@ import torch
 
 from mithril_importing.regions import Operation, Param, Read, Region, Scope, nested
 from mithril_torch.importing.program import ROOT, Exported
-from mithril_torch.importing.table import name_of
+from mithril_torch.importing.table import modules_of, name_of
 
 
 def region_of(program: Exported) -> Region:
@@ -19,7 +19,7 @@ def region_of(program: Exported) -> Region:
     for node in program.graph.nodes:
         if node.op == "call_function":
             # nodes that torch.export adds have no modules: sizes and assertions, which the operations around them need
-            scopes = _scopes(node) if node.meta.get("nn_module_stack") else scopes
+            scopes = _scopes(node) if modules_of(node) else scopes
             results = (node.name,) if _is_tensor(node) else ()
             computed.update(results)
             reads = tuple(n.name for n in node.all_input_nodes if n.name in computed)
@@ -44,7 +44,7 @@ def _operands(node: Any, program: Exported) -> tuple[Any, ...]:
 def _scopes(node: Any) -> tuple[Scope, ...]:
     """Return the modules around a node, below the root, as far as each is a part of the one before."""
     scopes: list[Scope] = []
-    for call, (path, *_) in node.meta["nn_module_stack"].items():
+    for call, (path, *_) in modules_of(node).items():
         path = path.removeprefix(ROOT)
         if f"{path}." == ROOT or not path:
             continue

@@ -54,6 +54,12 @@ def name_of(target: Any) -> str:
     return name.removeprefix("aten::").removesuffix(".default")
 
 
+def modules_of(node: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the path and class of each module around a node by its call, outermost first; none if it is torch's."""
+    modules = node.meta.get("nn_module_stack") or {}
+    return {} if "_empty_nn_module_stack_from_metadata_hook" in modules else modules  # torch 2.13 names no module so
+
+
 # -- tensors ------------------------------------------------------------------------------------------------------
 def is_tensor(x: Any) -> bool:
     return isinstance(x, (Value, np.ndarray))

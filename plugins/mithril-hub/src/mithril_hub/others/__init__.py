@@ -1,0 +1,1 @@
+"""Types of models that mithril has no layers for: modules of transformers, imported from PyTorch."""
