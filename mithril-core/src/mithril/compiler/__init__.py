@@ -7,7 +7,7 @@ HOMES = {
     "bound_checks": ("Bound", "KINDS", "BufferBound", "with_bounds"),
     "capture": ("subgraph_to",),
     "compiled_model": ("CompiledModel",),
-    "frontend": ("make_backend", "Source", "TraceRequest", "source_of"),
+    "frontend": ("make_backend", "Source", "TraceRequest", "model_of", "source_of"),
     "graph_source": ("GraphSource",),
     "index_checks": ("IndexCheckedExecutable", "IndexInput", "given_indices", "with_checks"),
     "initializers": ("Array", "Index", "initialize", "norms_of"),

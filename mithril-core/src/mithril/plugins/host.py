@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any, TypeVar
 
 from mithril.graph import OperationError, PluginError, registry
@@ -372,11 +372,13 @@ class Plugins(Answers, HookCalls):
         for entry in table.entries.values():
             if any(path.endswith(suffix) for suffix in entry.spec.suffixes):
                 return entry
-        suffix = PurePath(path).suffix
+            if entry.spec.marker and Path(path, entry.spec.marker).is_file():
+                return entry
+        suffix = Path(path).suffix
         home = next((home for home in pip_hints.FORMATS if suffix == f".{home}"), None)
         if home is not None:
             return self.look_up(table, home, pip_hints.FORMATS[home])
-        offered = [f"{n}: {', '.join(e.spec.suffixes) or 'a folder'}" for n, e in table.entries.items()]
+        offered = [f"{n}: {_shown(e.spec)}" for n, e in table.entries.items()]
         raise PluginError(
             f"no file format has the suffix of '{path}'",
             facts=[f"formats: {'; '.join(offered) or 'none is installed'}"],
@@ -424,6 +426,11 @@ class Plugins(Answers, HookCalls):
         rows += [("option", answer.spec.name, answer.plugin) for answer in self.options() if not answer.plugin.is_core]
         rows += [("op", name, claims[0].plugin) for name, claims in self._ops().items()]
         return rows
+
+
+def _shown(file: FileFormat) -> str:
+    """Return the suffixes of a format, or the description of its folders."""
+    return ", ".join(file.suffixes) or (f"a folder with {file.marker}" if file.marker else "a folder")
 
 
 def _by_name(pairs: Iterable[tuple[str, Entry[S]]]) -> dict[str, list[Entry[S]]]:

@@ -325,7 +325,8 @@ class FileFormat:
 
     ``saves(compiled, path, **options)`` returns any value, ``loads(path, **options)`` a compiled model and
     ``models(path)``, for ``ml.compile(path, backend)``, a model. A format without ``suffixes`` is a directory, selected
-    by name. ``backends`` limits the models that can be exported; folders of the first one have this format by default.
+    by name; ``marker`` is a file that only its folders have. ``backends`` limits the models that can be exported;
+    folders of the first one have this format by default.
     """
 
     name: str
@@ -335,6 +336,7 @@ class FileFormat:
     models: str | None = None
     summary: str = ""
     backends: tuple[str, ...] = ()
+    marker: str = ""
 
     def __post_init__(self) -> None:
         _check_name(self, self.name)

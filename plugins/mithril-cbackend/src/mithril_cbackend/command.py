@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from mithril_tools.cli.models import compile_options, load_model, model_options, random_inputs
+from mithril_tools.cli.models import compile_options, load_model, program_options, random_inputs
 
 
 @click.command()
-@model_options
+@program_options
 @click.option("--seconds", default=60.0, show_default=True, help="Approximate search time.")
 @click.option("--trials", type=int, help="Maximum number of schedules per operation; all by default.")
 @click.option("--threads", type=int, help="Number of threads of the programs; all by default.")

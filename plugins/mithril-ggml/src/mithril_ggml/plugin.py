@@ -36,6 +36,7 @@ def mithril_formats() -> Sequence[FileFormat]:
             (".gguf",),
             saves="mithril_ggml.gguf.export:export_gguf",
             loads="mithril_ggml.gguf.load:load_gguf",
+            models="mithril_ggml.gguf.load:from_gguf",
             summary="one file with quantized weights and the graph",
         )
     ]

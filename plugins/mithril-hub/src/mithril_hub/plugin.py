@@ -25,8 +25,16 @@ def mithril_exports() -> Sequence[Export]:
 @hookimpl
 def mithril_formats() -> Sequence[FileFormat]:
     """Folders of Hugging Face."""
-    saves = "mithril_hub.checkpoint.writing:export"
-    return [FileFormat("huggingface", saves=saves, summary="a folder that transformers and ml.from_pretrained read")]
+    return [
+        FileFormat(
+            "huggingface",
+            saves="mithril_hub.checkpoint.writing:export",
+            loads="mithril_hub.checkpoint.pretrained:load",
+            models="mithril_hub.checkpoint.pretrained:from_pretrained",
+            summary="a folder that transformers and ml.from_pretrained read",
+            marker="config.json",
+        )
+    ]
 
 
 @hookimpl

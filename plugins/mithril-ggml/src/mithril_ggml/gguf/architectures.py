@@ -87,16 +87,9 @@ def load_architecture(
     options: Mapping[str, Any],
 ) -> CompiledModel:
     """Return the model of a file with bound parameters: on GGML the quantized matrices as they are in the file."""
-    name = file.text("general.architecture")
-    function = plugins.load_architecture(name, "loads")
-    tensors = {n: FileTensor(t) for n, t in file.tensors.items()}
-    try:
-        model, sources = function(file.metadata, tensors, context=context)
-    except InputError as error:
-        raise error.with_facts(f"in '{file.path}'") from None
+    model, parts = _read(file, context)
     settings = resolve_options(dict(options))
     runner: Backend = GGMLBackend() if backend is None else make_backend(backend, settings)
-    parts = {p: (tensors[name].part(index), order, offset) for p, (name, order, offset, index) in sources.items()}
     matrices: dict[str, PackedArray | BlockMatrix | Array] = {}
     if isinstance(runner, GGMLBackend):
         for parameter, (tensor, order, offset) in parts.items():
@@ -111,14 +104,36 @@ def load_architecture(
                 matrices[parameter] = blocks
     for parameter, (tensor, order, offset) in parts.items():
         if parameter not in matrices:
-            array = tensor.floats()
-            array = array if order is None else array[order]
-            matrices[parameter] = array + np.float32(offset) if offset else array
+            matrices[parameter] = _floats(tensor, order, offset)
     if settings["static_inference"] and not isinstance(runner, GGMLBackend):
         model.pretrained = matrices  # bound when the sizes of the inputs are known
         return compile(model, runner, inference=True, **options)
     arrays = {p: x if isinstance(x, PackedArray) else runner.array(x) for p, x in matrices.items()}
     return compile(model, runner, inference=True, **options).bind(arrays)
+
+
+def model_of_architecture(file: GGUFFile) -> Any:
+    """Return the model of a file with its parameters as float32."""
+    model, parts = _read(file, None)
+    model.pretrained = {parameter: _floats(*part) for parameter, part in parts.items()}
+    return model
+
+
+def _read(file: GGUFFile, context: int | None) -> tuple[Any, dict[str, tuple[FileTensor, Array | None, float]]]:
+    """Return the model of a file, and the tensor, the order of its rows and an offset of each parameter."""
+    function = plugins.load_architecture(file.text("general.architecture"), "loads")
+    tensors = {n: FileTensor(t) for n, t in file.tensors.items()}
+    try:
+        model, sources = function(file.metadata, tensors, context=context)
+    except InputError as error:
+        raise error.with_facts(f"in '{file.path}'") from None
+    return model, {p: (tensors[name].part(index), order, offset) for p, (name, order, offset, index) in sources.items()}
+
+
+def _floats(tensor: FileTensor, order: Array | None, offset: float) -> Array:
+    array = tensor.floats()
+    array = array if order is None else array[order]
+    return array + np.float32(offset) if offset else array
 
 
 def export_architecture(

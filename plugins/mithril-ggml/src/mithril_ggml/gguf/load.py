@@ -28,7 +28,7 @@ from mithril.compiler import (
 from mithril.graph import Decisions, Graph, Input, InputError, MithrilError, OptionError, TensorType, parse
 from mithril.passes import PassContext, PassManager
 from mithril_ggml.backend import GGMLBackend
-from mithril_ggml.gguf.architectures import load_architecture
+from mithril_ggml.gguf.architectures import load_architecture, model_of_architecture
 from mithril_ggml.gguf.export import ARCHITECTURE, FORMAT
 from mithril_ggml.library.quant_types import by_code, stored
 from mithril_ggml.weights.packed_weights import PackedArray
@@ -76,6 +76,15 @@ def load_gguf(
     params = {name: x for name, x in arrays.items() if roles[name] == "param"}
     state = {name: x for name, x in arrays.items() if roles[name] == "state"}
     return compiled.bind(params, state or None)
+
+
+def from_gguf(path: str | os.PathLike[str]) -> Any:
+    """Return the model of a file of llama.cpp, for ``ml.compile("model.gguf", backend)``."""
+    file = read_gguf(path, types=by_code())
+    if file.metadata.get("general.architecture", ARCHITECTURE) == ARCHITECTURE:
+        text = os.fspath(path)
+        raise InputError(f"'{text}' holds a compiled program", hint=f"ml.load({text!r}, backend=...) runs it")
+    return model_of_architecture(file)
 
 
 def _array(runner: Backend, x: Any, is_static: bool) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from mithril.backend import checked
+from mithril.compiler import CompiledModel, compile
 from mithril.graph import InputError, dtype as as_dtype
 from mithril.models import Layer
 from mithril_hub.architectures import build, is_native, kind_of
@@ -51,3 +53,15 @@ def from_pretrained(
     weights.folder = folder
     model.pretrained = weights
     return model
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    backend: Any = None,
+    dtype: str = "float32",
+    cache: int | None = None,
+    **options: Any,
+) -> CompiledModel:
+    """Load a folder as a compiled model for inference."""
+    return compile(from_pretrained(path, dtype=dtype, cache=cache), backend, **{"inference": True, **options})

@@ -47,6 +47,10 @@ COMMANDS = {
         "mithril_tools.cli.models:explain_command",
         "Show the decisions of compiling MODEL, the effect of each pass, and why a fusion did not fire.",
     ),
+    "export": (
+        "mithril_tools.cli.models:export_command",
+        "Write MODEL with its parameters as TARGET: a folder of C, an ONNX or GGUF file, a page for browsers.",
+    ),
     "new-plugin": (
         "mithril_tools.cli.new_plugin:new_plugin",
         "Write a complete distribution with tests: operation, layer, pass, backend and other kinds.",

@@ -9,14 +9,14 @@ import click
 
 from mithril import plugins
 from mithril.graph import InputError, PluginError
-from mithril_tools.cli.models import compile_options, load_model, model_options, random_inputs
+from mithril_tools.cli.models import compile_options, load_model, program_options, random_inputs
 from mithril_tools.cli.output import console, json_option, print_json, show
 
 COLUMNS = ("backend", "batch", "median", "fastest", "spread", "items/s", "memory")
 
 
 @click.command()
-@model_options
+@program_options
 @click.option("--backends", default="", metavar="NAMES", help="Comma-separated names; all installed ones by default.")
 @click.option("--batches", default="", metavar="1,8,32", help="Batch sizes to measure (first axis of the inputs).")
 @click.option("--iterations", default=100, show_default=True, help="Number of measured calls.")

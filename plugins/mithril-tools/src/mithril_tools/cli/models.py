@@ -1,7 +1,8 @@
-"""Commands that take a model, named ``file.py:name`` or ``module:name``: ``compile``, ``diff``, ``explain``."""
+"""Commands that take a model, a file or ``file.py:name``: ``compile``, ``diff``, ``explain``, ``export``."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import sys
@@ -14,9 +15,15 @@ import click
 
 from mithril.graph import InputError, MithrilError, ModelError, ShapeError, closest
 
+PLACES = "write file.py:name, package.module:name, or the path of a model file or folder"
+
 
 def load_model(place: str) -> Any:
-    """Import a model, a layer, or a function without arguments that returns one."""
+    """Read a model file or folder, or import a model, a layer, or a function without arguments that returns one."""
+    if Path(place).exists() and Path(place).suffix != ".py":
+        from mithril.compiler import model_of
+
+        return model_of(place)
     member = load_member(place)
     from mithril.models import Layer, Model
 
@@ -33,7 +40,8 @@ def load_member(place: str) -> Any:
     """Import a member of a module."""
     module_name, separator, name = place.rpartition(":")
     if not separator:
-        raise ModelError(f"'{place}' names no model", hint="write file.py:name or package.module:name")
+        missing = [] if Path(place).exists() else ["there is no such file or folder"]
+        raise ModelError(f"'{place}' names no model", facts=missing, hint=PLACES)
     module = _reporting(module_name, lambda: _module(module_name))
     if not hasattr(module, name):
         suggestions = closest(name, [n for n in vars(module) if not n.startswith("_")], 1)
@@ -52,7 +60,7 @@ def _reporting(name: str, run: Callable[[], Any]) -> Any:
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         location = [f"at {frames[-1].filename}:{frames[-1].lineno}"] if len(frames) > 2 else []
-        hint = "write file.py:name or package.module:name" if isinstance(error, ImportError) else None
+        hint = PLACES if isinstance(error, ImportError) else None
         raise ModelError(
             f"'{name}' cannot be loaded: {type(error).__name__}: {error}", facts=location, hint=hint
         ) from error
@@ -105,10 +113,22 @@ def _size(text: str, shape: str) -> Any:
     return int(word)
 
 
+def _keywords(words: tuple[str, ...], label: str) -> dict[str, Any]:
+    """Return arguments of NAME=VALUE; values are literals of Python, and text otherwise."""
+    out: dict[str, Any] = {}
+    for name, text in _pairs(words, label).items():
+        try:
+            out[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            out[name] = text
+    return out
+
+
 def model_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that all commands with a model accept."""
     for option in (
         click.argument("model"),
+        click.option("--option", "more", multiple=True, metavar="NAME=VALUE", help="Any other keyword of ml.compile."),
         click.option(
             "--shape", "shapes", multiple=True, metavar="NAME=2,3", help="Shape of an input; a name means any size."
         ),
@@ -116,23 +136,31 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--level", type=click.Choice(["none", "low", "medium", "high"]), default="medium", show_default=True
         ),
-        click.option("--inference", is_flag=True, help="Compile without gradients and dropout."),
     ):
         command = option(command)
     return command
 
 
-def compile_options(shapes: tuple[str, ...], types: tuple[str, ...], level: str, inference: bool) -> Any:
+def program_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of commands that can compile for training."""
+    flag = click.option("--inference", is_flag=True, help="Compile without gradients and dropout.")
+    return flag(model_options(command))
+
+
+def compile_options(
+    shapes: tuple[str, ...], types: tuple[str, ...], level: str, more: tuple[str, ...], inference: bool = True
+) -> Any:
     return {
         "shapes": _shapes(shapes),
         "types": _pairs(types, "type"),
         "optimization_level": level,
         "inference": inference,
+        **_keywords(more, "option"),
     }
 
 
 @click.command("compile")
-@model_options
+@program_options
 @click.option("--backend", default="numpy", show_default=True, help="Backend to compile for.")
 @click.option(
     "--out", type=click.Path(dir_okay=False), help="Write the generated source to this file instead of printing it."
@@ -156,8 +184,47 @@ def compile_command(model: str, backend: str, out: str | None, summary: bool, **
         click.echo(compiled.source if compiled.source is not None else str(compiled.graph))
 
 
-@click.command("explain")
+@click.command("export")
 @model_options
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--backend", help="Backend that writes the program; by default the first one of the format.")
+@click.option("--format", "form", metavar="NAME", help="File format; by default that of the suffix, C for a folder.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="An argument of the format.")
+@click.option(
+    "--params", type=click.Path(exists=True, dir_okay=False), help="File of parameters, as compiled.save writes."
+)
+@click.option("--seed", type=int, help="Export random parameters, for tests of speed.")
+def export_command(
+    target: Path,
+    backend: str | None,
+    form: str | None,
+    settings: tuple[str, ...],
+    params: str | None,
+    seed: int | None,
+    **options: Any,
+) -> None:
+    """Write MODEL with its parameters as TARGET: a folder of C, an ONNX or GGUF file, a page for browsers."""
+    import mithril as ml
+    from mithril import plugins
+    from mithril.backend import format_bytes
+
+    form = form or ("c" if not target.suffix else None)
+    backend = backend or next(iter(plugins.format_of(str(target), form).spec.backends), "numpy")
+    compiled = ml.compile(load_model(options.pop("model")), backend, **compile_options(**options))
+    if params is not None:
+        compiled.load(params)
+    elif seed is not None:
+        compiled.bind(compiled.randomize_params(seed=seed))
+    elif compiled.interface.with_role("param") and not compiled.bind_pretrained():
+        raise InputError("the model has no values of its parameters", hint="--params FILE, or --seed 0 for random ones")
+    compiled.export(target, format=form, **_keywords(settings, "set"))
+    files = [file for file in ([target] if target.is_file() else target.rglob("*")) if file.is_file()]
+    size = format_bytes(sum(file.stat().st_size for file in files))
+    click.echo(f"{target}: {len(files)} file{'s'[: len(files) > 1]}, {size}")
+
+
+@click.command("explain")
+@program_options
 @click.option("--backend", default="numpy", show_default=True, help="Backend to compile for.")
 @click.option("--rule", "rule_name", help="Rule or pass to explain.")
 def explain_command(model: str, backend: str, rule_name: str | None, **options: Any) -> None:
@@ -190,7 +257,7 @@ def _rules(compiled: Any, name: str) -> list[Any]:
 
 
 @click.command("diff")
-@model_options
+@program_options
 @click.option("--backends", default="", help="Backends to compare, the reference first: numpy,jax. All by default.")
 @click.option("--across", type=click.Choice(["backends", "passes"]), default="backends", show_default=True)
 @click.option("--seed", default=0, show_default=True, help="Seed of the parameters and the inputs.")
