@@ -20,7 +20,7 @@ PAGE = Path(__file__).with_suffix(".html")
 
 def write(folder: str | os.PathLike[str], epochs: int, progress: bool | None = None, **options: Any) -> float:
     """Write the site of a trained network, and return its accuracy on images that it has not seen."""
-    trainer = train("CNN", "numpy", epochs, progress)
+    trainer = train("CNN", "c", epochs, progress)
     _, (images, _) = data()
     compiled = ml.compile(convolutional(), "c", shapes={"input": [1, 1, 8, 8]}, inference=True)
     compiled.bind(trainer.params)

