@@ -87,8 +87,8 @@ class World:
             tables = SOCIAL if social else USEFUL
             parts = ["actor", "action", "target", *(x for x in ("kind", "place", "time") if self.chance(0.5))]
             rows = {part: self.random.randrange(len(tables[part])) for part in parts}
-            held = (rows["actor"] + 3 * rows["action"] + 5 * rows["target"]) % 8 == 0
-            if held is held_out and not (social and rows["actor"] == rows["target"]):
+            excluded = (rows["actor"] + 3 * rows["action"] + 5 * rows["target"]) % 8 == 0
+            if excluded is held_out and not (social and rows["actor"] == rows["target"]):
                 return {"social": social, **rows}
 
     def other(self, meaning: Meaning) -> Meaning:
@@ -131,10 +131,10 @@ def words_of(text: str) -> list[str]:
 
 def vocabulary() -> list[str]:
     """Return the words of the tables and sentences, after the places of padding and of unknown words."""
-    known = {"a", "the", "is", "who", "what", *words_of(SENTENCES)}
+    words = {"a", "the", "is", "who", "what", *words_of(SENTENCES)}
     for tables in (SOCIAL, USEFUL):
-        known.update(word for rows in tables.values() for row in rows for text in row for word in words_of(text))
-    return ["", "?", *sorted(known)]
+        words.update(word for rows in tables.values() for row in rows for text in row for word in words_of(text))
+    return ["", "?", *sorted(words)]
 
 
 VOCABULARY = vocabulary()
@@ -181,9 +181,9 @@ class Pairs(Layer):
 
 
 def own_sentence_first(output: ml.Value) -> ml.Value:
-    """Each query has to select its own sentence among all of the batch, and each sentence its query."""
-    both = ops.log_softmax(output, axis=0) + ops.log_softmax(output, axis=1)
-    return -ops.mean(ops.diag(both)) / 2.0
+    """Return the loss: each query has to select its own sentence of the batch, and each sentence its query."""
+    scores = ops.log_softmax(output, axis=0) + ops.log_softmax(output, axis=1)
+    return -ops.mean(ops.diag(scores)) / 2.0
 
 
 def train(steps: int, progress: bool | None = None) -> dict[str, np.ndarray]:
@@ -191,8 +191,8 @@ def train(steps: int, progress: bool | None = None) -> dict[str, np.ndarray]:
     world, data = World(seed=0), []
     for _ in range(steps * BATCH):
         meaning = world.meaning()
-        both = meaning, world.other(meaning)
-        data.append([[tokens(world.express(m, query)) for query in (True, False)] for m in both])
+        meanings = meaning, world.other(meaning)
+        data.append([[tokens(world.express(m, query)) for query in (True, False)] for m in meanings])
     samples = np.array(data, np.int32)
     lost = np.random.default_rng(1).random(samples.shape) < 0.03  # so that the encoder knows unknown words
     samples[lost & (samples > PAD)] = UNKNOWN
@@ -208,16 +208,16 @@ def first_of_20(compiled: ml.CompiledModel, queries: int) -> tuple[float, float]
     Each query is for one of 20 sentences of which training saw no combination of actor, action and target; half of
     the sentences are another one with the actors exchanged, or unrelated.
     """
-    world, found, shared = World(seed=1), 0, 0
+    world, right, shared = World(seed=1), 0, 0
     for _ in range(queries):
         meanings = [world.meaning(held_out=True) for _ in range(10)]
         meanings += [world.other(m) if m["social"] else world.meaning(held_out=True) for m in meanings]
-        wanted = world.random.randrange(20)
-        query, sentences = world.express(meanings[wanted], query=True), [world.express(m) for m in meanings]
+        number = world.random.randrange(20)
+        query, sentences = world.express(meanings[number], query=True), [world.express(m) for m in meanings]
         similar = encode(compiled, sentences) @ encode(compiled, [query])[0]
         common = [len({*words_of(query)} & {*words_of(s)}) / len(words_of(s)) ** 0.5 for s in sentences]
-        found, shared = found + (similar.argmax() == wanted), shared + (np.argmax(common) == wanted)
-    return found / queries, shared / queries
+        right, shared = right + (similar.argmax() == number), shared + (np.argmax(common) == number)
+    return right / queries, shared / queries
 
 
 def encode(compiled: ml.CompiledModel, texts: list[str]) -> np.ndarray:
@@ -247,8 +247,8 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=3000)
     arguments.add_argument("--folder", default="search_site")
     options = arguments.parse_args()
-    found, shared = write(options.folder, options.steps)
-    print(f"right sentence of 20 first: {found:.0%} of queries for new sentences ({shared:.0%} by the words in common)")
+    right, shared = write(options.folder, options.steps)
+    print(f"right sentence of 20 first: {right:.0%} of queries for new sentences ({shared:.0%} by the words in common)")
     print(f"serve {options.folder} and open search.html")
 
 

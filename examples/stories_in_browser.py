@@ -3,7 +3,7 @@
 python examples/stories_in_browser.py [--steps 1200] [--folder stories_site]
 python -m http.server -d stories_site    # then open http://localhost:8000/stories.html
 
-The model reads and writes characters. It has to learn to spell, to build sentences, and to remember who has what.
+The model reads and writes characters. It has to learn to spell, to build sentences, and to remember colors and things.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ WORDS = set(re.findall("[A-Za-z]+", "".join(STORIES)))
 
 
 def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return pieces of text that begin with a story, and the characters that follow each of theirs."""
+    """Return pieces of text that begin with a story, and for each of their characters the next."""
     draw, pieces = random.Random(0), []
     for _ in range(count):
         text = ""
@@ -72,7 +72,7 @@ def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def network() -> Sequential:
-    """Characters [N, L] to scores of the next ones [N, L, characters]; the blocks keep what they have read."""
+    """Characters [N, L] to scores of the next ones [N, L, characters]; keys and values of earlier calls are states."""
     options = {
         "feedforward": 4 * FEATURES,
         "dropout": 0.0,
@@ -125,8 +125,8 @@ def write(
     compiled = ml.compile(network(), "c", shapes=shapes, types=types, inference=True).bind(train(steps, progress))
     example = {"input": np.array([[ALPHABET.index("M")]], np.int32)}
     print(compiled.export(folder, format="web", name="stories", inputs=example, **options))
-    about = {"alphabet": ALPHABET, "length": LENGTH, "people": PEOPLE}
-    (Path(folder) / "about.json").write_text(json.dumps(about), encoding="utf-8")
+    facts = {"alphabet": ALPHABET, "length": LENGTH, "people": PEOPLE}
+    (Path(folder) / "about.json").write_text(json.dumps(facts), encoding="utf-8")
     (Path(folder) / "stories.html").write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
     return sum(is_right(write_story(compiled, f"{PEOPLE[k % len(PEOPLE)]} ", k)) for k in range(stories)) / stories
 

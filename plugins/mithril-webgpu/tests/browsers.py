@@ -42,12 +42,12 @@ CHROMIUM = [
 
 
 def in_chromium(page, folder, tmp_path, limit=180):
-    """Return what a page reports that is opened next to the files of a folder."""
+    """Return the report of a page that is opened next to the files of a folder."""
     adapter, printed = _reported(PROBE, folder, tmp_path / "probe", 60)
     assert adapter, f"this Chromium has no WebGPU; it printed:\n{printed}"
-    found, printed = _reported(page, folder, tmp_path / "profile", limit)
-    assert found is not None, f"the page reported nothing within {limit} s; Chromium printed:\n{printed}"
-    return found
+    report, printed = _reported(page, folder, tmp_path / "profile", limit)
+    assert report is not None, f"the page reported nothing within {limit} s; Chromium printed:\n{printed}"
+    return report
 
 
 def _reported(page, folder, profile, limit):

@@ -27,8 +27,8 @@ def test_search(sites, monkeypatch):
     from search_in_browser import World, tokens, write
 
     monkeypatch.setattr(search_in_browser, "LAYERS", 1)
-    found, _ = write(sites / "search", 60, queries=25, **SMALL)
-    assert found > 0.2  # one in 20 by chance
+    share, _ = write(sites / "search", 60, queries=25, **SMALL)
+    assert share > 0.2  # one in 20 by chance
     assert json.loads((sites / "search/texts.json").read_text())["words"][tokens("unheard LAPTOP,")[1]] == "laptop"
     meaning = World(seed=5).meaning(held_out=True)
     assert len({World(seed).express(meaning) for seed in range(20)}) > 5
@@ -45,7 +45,7 @@ def test_stories(sites, monkeypatch):
     assert not is_right(STORIES[0].replace(".", " tand.", 1))
 
 
-# What the page of each site reports when it has worked, and where.
+# The page of each site, and the name of the report that it writes at the end.
 PAGES = {
     "digits": ("draw.html", "ready"),
     "search": ("search.html?query=a+kitten", "first"),
