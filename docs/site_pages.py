@@ -21,8 +21,9 @@ PROJECT = DOCS.parent
 
 GUIDES = ("recipes", "migrating", "compiling", "optimizing", "training", "data", "derivatives", "deploying", "models")
 GUIDES += ("mathematics", "looking", "trust", "mlx-utilities")
-TUTORIALS = ("image-classifier", "language-model", "porting-pytorch", "a-pass")
-PLACED = {*GUIDES, "start", "writing-plugins", "plugins", "operations", "architecture", "benchmarks"}
+TUTORIALS = ("image-classifier", "language-model", "porting-pytorch", "browser", "microcontroller")
+TUTORIALS += ("laptop-to-many-devices", "a-pass", "a-backend")
+PLACED = {*GUIDES, "start", "gallery", "writing-plugins", "plugins", "operations", "architecture", "benchmarks"}
 PLACED |= {"semantics", "errors", "options", "cli"}  # every other page of the folder is a guide
 REFERENCE = {  # kind -> folder of its pages; the other kinds are one page each, with a section for each name
     "operation": "operations",
@@ -36,6 +37,7 @@ GUIDE_WEIGHT = 4
 WEIGHTS = {"decisions/": 0.05, "changelog": 0.1, "contributing": 0.2, "how-to/": 0.3, "reference/": 1, "examples/": 0.5}
 WEIGHTS |= {
     "distributions/": 1,
+    "gallery": 0.5,
     "notebooks/": 2,
     "recipes": 12,
     "tutorials/": 2,
@@ -56,7 +58,7 @@ def write(pages: Path) -> Nav:
         site.copy(path, f"pictures/{path.name}")
     remaining = sorted(path.stem for path in DOCS.glob("*.md") if path.stem not in PLACED)
     return [
-        {"Start": [site.page(PROJECT / "README.md", "index.md"), site.page(DOCS / "start.md", "start.md")]},
+        {"Start": [site.page(PROJECT / "README.md", "index.md"), site.guide("start"), site.guide("gallery")]},
         {"Tutorials": [site.guide(f"tutorials/{name}") for name in TUTORIALS]},
         {"Guides": [*(site.guide(name) for name in (*GUIDES, *remaining)), *site.notebooks(), site.distributions()]},
         {"Plugins": [site.guide("writing-plugins"), site.guide("plugins"), site.guide("operations"), *site.how_to()]},

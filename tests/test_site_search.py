@@ -39,6 +39,11 @@ many devices: many-devices
 image classifier: tutorials/image-classifier
 fine-tune and serve: tutorials/language-model
 port a repository: tutorials/porting-pytorch
+model in the browser: (tutorials/browser|deploying)
+webassembly: (tutorials/browser|deploying)
+microcontroller: tutorials/microcontroller
+cortex-m: tutorials/microcontroller
+laptop to many devices: tutorials/laptop-to-many-devices
 write a pass: (tutorials/a-pass|how-to/pass)
 softmax: reference/(layers/Softmax|operations/softmax)
 onnx: onnx
@@ -53,7 +58,7 @@ class weights: recipes
 augmentation: data
 second derivatives: derivatives
 summary of a model: (looking|models|start)
-write a backend: (writing-plugins|how-to/backend)
+write a backend: (tutorials/a-backend|writing-plugins|how-to/backend)
 options: (options|reference/options|compiling)
 tuning: optimizing
 compare backends: (compiling|looking|optimizing)
