@@ -27,6 +27,7 @@ from mithril.models import (
     Layer,
     Linear,
     Model,
+    MultiHeadAttention,
     Relu,
     Residual,
     Sequential,
@@ -368,3 +369,14 @@ def test_random_damage_raises_errors_of_the_library():
             flatten(Layer.from_dict(data))
         except MithrilError as error:
             assert str(error)
+
+
+def test_attention_without_a_size_is_unchanged_by_programs():
+    model = Model()
+    model |= MultiHeadAttention(heads=2)("x", "memory", output="y")
+    text, paths = model.to_json(), {path for path, _ in model.walk()}
+    assert {"multi_head_attention.query", "multi_head_attention.output"} <= paths
+    for width in (8, 6):
+        traced = program(model, {"x": (1, 3, width), "memory": (1, 5, 4)})
+        assert f"%multi_head_attention.key.weight: f32[{width}, 4]" in traced
+        assert model.to_json() == text

@@ -61,7 +61,8 @@ def inference_module(
             hint="use compiled.export(path, params=params), or call compiled.bind(params) first",
         )
     states = dict(state) if state is not None else compiled.initial_state() if graph.with_role("state") else {}
-    module: InferenceModule = InferenceModule(graph, forward, {**(weights or {}), **states}).eval()
+    arrays = {name: compiled.backend.array(x) for name, x in {**(weights or {}), **states}.items()}
+    module: InferenceModule = InferenceModule(graph, forward, arrays).eval()
     return module, graph
 
 

@@ -114,12 +114,11 @@ class Context:
         self.bound: Mapping[str, Any] = {}
         self.params: dict[str, Value] = {}
         self.owners: dict[str, int] = {}  # parameter name -> id of the only layer that may create it
-        self.parameter_scopes: dict[
-            int, str
-        ] = {}  # id of a layer -> prefix of its parameters: the path of its first use
+        self.parameter_scopes: dict[int, str] = {}  # id of a layer -> prefix of its parameters: path of its first use
         self.states: dict[str, Value] = {}  # current values
         self.pretrained: dict[str, Any] = {}  # arrays by full name
         self.learned: Mapping[str, Shape] = {}  # shapes of parameters, where no array determines them
+        self.derived: dict[str, Shape] = {}  # shapes of parameters that the layer around theirs determines
         self.inputs_of_states: dict[str, Value] = {}  # their values before this call
         self.updated: dict[str, Value] = {}
         self.draws = 0
@@ -284,7 +283,8 @@ class Context:
 
     def _shape_named(self, name: str) -> Shape | None:
         array = self.pretrained.get(name)
-        return self.learned.get(name) if array is None else tuple(np.shape(array))
+        shape = self.learned.get(name) if array is None else tuple(np.shape(array))
+        return self.derived.get(name, shape)
 
     def _shape_of(self, lazy: LazyParam) -> Shape | None:
         """Return the declared shape of a trainable input, else that of its pretrained array."""

@@ -11,6 +11,7 @@ from mithril.graph import ModelError, ShapeError, Size, Value
 from mithril.models.language.arguments import expect_rank, expect_size, positive, probability
 from mithril.models.language.caching import cached, combined, limit_positions, start_of
 from mithril.models.language.layer import Layer
+from mithril.models.language.trace_context import join_path
 from mithril.models.layers.linear import Linear
 from mithril.models.layers.shape_layers import Dropout
 
@@ -53,21 +54,16 @@ class MultiHeadAttention(Layer):
         self.rotary = RotaryEmbedding(base=10000.0 if rotary is True else float(rotary)) if rotary else None
         self.capacity = cache
         self.dropout = Dropout(probability("MultiHeadAttention", dropout))
-        self.projections: list[Layer] = []  # query, key, value, output; sized by the first query if features is None
-        if features is not None:
-            self._create_projections(features)
+        shared = None if features is None else self.kv_heads * (features // self.heads)
+        self.projections: list[Layer] = [Linear(n, bias=bias) for n in (features, shared, shared, features)]
+        for projection, name in zip(self.projections, ("query", "key", "value", "output"), strict=True):
+            self._children[id(projection)] = name
         self.optional = ("position", "mask") if cache else ("key", "value", "mask")
 
     def expects(self, terminal: str) -> Any:
         if terminal in ("query", "key", "value"):
             return (None, None, self.features), None
         return ((), "int32") if terminal == "position" else None
-
-    def _create_projections(self, features: int) -> None:
-        shared = self.kv_heads * (features // self.heads)
-        self.projections = [Linear(n, bias=self.bias) for n in (features, shared, shared, features)]
-        for projection, name in zip(self.projections, ("query", "key", "value", "output"), strict=True):
-            self._children[id(projection)] = name
 
     def build(self, *inputs: Any) -> Any:
         if self.capacity:
@@ -84,8 +80,11 @@ class MultiHeadAttention(Layer):
         key = query if key is None else key
         value = key if value is None else value
         size = width // self.heads
-        if not self.projections:
-            self._create_projections(width)
+        shared = self.kv_heads * size
+        sources = zip(self.projections, (width, shared, shared, width), (query, key, value, query), strict=True)
+        for projection, out, source in sources:
+            weight = join_path(self.context.parameter_scope, f"{self.child_name(projection)}.weight")
+            self.context.derived[weight] = (out, source.shape[-1])
         project_query, project_key, project_value, project_output = self.projections
         q = self._split(project_query(query), self.heads, size)
         k = self._split(project_key(key), self.kv_heads, size)
