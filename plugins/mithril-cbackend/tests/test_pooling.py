@@ -37,8 +37,12 @@ def run(function: Any, x: np.ndarray[Any, Any], **machine: Any) -> np.ndarray[An
     return np.array(program({}, {"x": x})["y"])
 
 
-def check(function: Any, x: np.ndarray[Any, Any], **machine: Any) -> None:
-    np.testing.assert_allclose(run(function, x, **machine), function(x), rtol=1e-5, atol=1e-6)
+def check(function: Any, x: np.ndarray[Any, Any], **machine: Any) -> np.ndarray[Any, Any]:
+    """Check the result of the templates, and that TVM's schedules give the same bits; return it."""
+    own, scheduled = (run(function, x, scheduler=scheduler, **machine) for scheduler in ("own", "tvm"))
+    np.testing.assert_array_equal(own, scheduled)
+    np.testing.assert_allclose(own, function(x), rtol=1e-5, atol=1e-6)
+    return own
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +92,6 @@ def test_nan_and_infinities() -> None:
     x[0, 0, 8:, :9] = -np.inf
     x[0, 0, 0, 30] = np.inf
     for name in ("halves", "ResNet", "neighbors"):
-        actual = run(lambda x: ops.max_pool(x, **WINDOWS[name]), x)
-        np.testing.assert_array_equal(actual, ops.max_pool(x, **WINDOWS[name]))
+        actual = check(lambda x: ops.max_pool(x, **WINDOWS[name]), x)
         assert 1 <= np.isnan(actual).sum() <= 9
         assert np.isneginf(actual).any()

@@ -36,12 +36,15 @@ from mithril.graph import (
 from mithril_cbackend.cpu_info import fingerprint, processors
 from mithril_cbackend.schedule.schedules import Schedules
 
+SCHEDULERS = ("auto", "own", "tvm")
+
 
 class CBackend(Backend):
     """Backend on NumPy arrays; symbolic sizes are arguments of a program. TVM is imported when the first one is built.
 
     ``schedules`` is a file of the fastest measured schedules, read by the constructor. ``num_threads`` is the default
-    for compilations whose options do not set it.
+    for compilations whose options do not set it. ``scheduler`` selects what arranges the loops of kernels: ``"own"``
+    templates, ``"tvm"`` (the primitives of TVM, where a schedule exists), or ``"auto"``: TVM where it is as fast.
     """
 
     name = "c"
@@ -52,7 +55,7 @@ class CBackend(Backend):
         name, _, number = (device or "cpu").partition(":")
         if name == "cpu" or name not in plugins.devices():
             return super().__new__(cls)
-        for key in ("schedules", "num_threads"):
+        for key in ("schedules", "num_threads", "scheduler"):
             if settings.pop(key, None) is not None:
                 raise OptionError(f"CBackend: {key}= concerns CPUs, not the device '{device}'", hint=f"omit {key}=")
         kind = plugins.load_device(name)
@@ -66,11 +69,15 @@ class CBackend(Backend):
         precision: str | None = None,
         schedules: str | PathLike[str] | Schedules | None = None,
         num_threads: int | None = None,
+        scheduler: str = "auto",
     ) -> None:
         super().__init__(device=device, dtype=dtype, precision=precision)
         if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
             raise OptionError(f"CBackend: num_threads={num_threads!r} is not a positive int", hint="pass num_threads=2")
-        self.num_threads = num_threads
+        if scheduler not in SCHEDULERS:
+            message, facts, hint = unknown("scheduler of CBackend", str(scheduler), SCHEDULERS)
+            raise OptionError(message, facts=facts, hint=hint)
+        self.num_threads, self.scheduler = num_threads, scheduler
         loaded = schedules if schedules is not None else Schedules()
         self.schedules = loaded if isinstance(loaded, Schedules) else Schedules.load(loaded)
         self.processor = f"{fingerprint()}, {processors()} threads"  # part of the key of cached programs
@@ -84,7 +91,11 @@ class CBackend(Backend):
 
     def with_precision(self, precision: str) -> CBackend:
         return type(self)(
-            device=self.device, precision=precision, schedules=self.schedules, num_threads=self.num_threads
+            device=self.device,
+            precision=precision,
+            schedules=self.schedules,
+            num_threads=self.num_threads,
+            scheduler=self.scheduler,
         )
 
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
@@ -120,14 +131,14 @@ class CBackend(Backend):
     def check_options(self, options: BuildOptions) -> None:
         from mithril_cbackend.build import checked
 
-        checked(options, self.num_threads)
+        checked(options, self.num_threads, self.scheduler)
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> Any:
         from mithril_cbackend.build import build
 
         self.check(graph)
         check_sizes(graph)
-        return build(graph, options or BuildOptions(), self.schedules, self.num_threads)
+        return build(graph, options or BuildOptions(), self.schedules, self.num_threads, self.scheduler)
 
     def dump(self, executable: Any) -> Mapping[str, bytes | bytearray] | None:
         from mithril_cbackend.program import program_cache

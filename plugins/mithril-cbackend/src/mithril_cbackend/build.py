@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
+
 from mithril.backend import BuildOptions, ExactSizesRequired
 from mithril.graph import BackendError, Graph, MithrilError, ShapeError, symbols
 from mithril_cbackend.compile_target import CompileTarget, resolve_target
 from mithril_cbackend.graph import integer_products
+from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.program.executable import Executable
@@ -13,15 +17,23 @@ from mithril_cbackend.schedule import tuning
 from mithril_cbackend.schedule.schedules import Schedules
 
 
-def checked(options: BuildOptions, num_threads: int | None = None) -> tuple[CompileTarget, Machine]:
+def checked(
+    options: BuildOptions, num_threads: int | None = None, scheduler: str = "auto"
+) -> tuple[CompileTarget, Machine]:
     """Return the target and the machine that the options describe."""
     options.reject("c", ("template_path", "code_transformers"), "machine code is generated from loops, not from text")
     target = resolve_target(options.settings)
-    return target, compile_graph.machine(options, target, num_threads)
+    return target, compile_graph.machine(options, target, num_threads, scheduler)
 
 
-def build(graph: Graph, options: BuildOptions, schedules: Schedules, num_threads: int | None = None) -> Executable:
-    target, machine = checked(options, num_threads)
+def build(
+    graph: Graph,
+    options: BuildOptions,
+    schedules: Schedules,
+    num_threads: int | None = None,
+    scheduler: str = "auto",
+) -> Executable:
+    target, machine = checked(options, num_threads, scheduler)
     if target.arch is not None:
         message = f"compiled for this CPU to be called here; compiled.export(folder) writes C for {target.arch}"
         options.decisions.record("choice", message)
@@ -31,9 +43,23 @@ def build(graph: Graph, options: BuildOptions, schedules: Schedules, num_threads
         graph = integer_products.fused(graph, machine)
         machine = tuning.scheduled(graph, machine, options, schedules, compile_graph.compiled)
         executable = compile_graph.compiled(graph, machine, target, options.settings["cache"])
+    if scheduler != "own":
+        record_schedulers(executable.program.kernels.values(), options)
     executable.plugins = options.plugins
     compile_graph.write_source(executable, graph, options)
     return executable
+
+
+def record_schedulers(kernels: Collection[Kernel], options: BuildOptions) -> None:
+    """Record which kernels TVM schedules, and why templates of this backend schedule others."""
+    scheduled = Counter(k.anchor.op.name for k in kernels if k.scheduled is not None)
+    own = Counter(f"{k.anchor.op.name} ({k.unscheduled})" for k in kernels if k.scheduled is None)
+    if kernels:
+        by_tvm, by_templates = (", ".join(f"{n} {what}" for what, n in c.items()) or "none" for c in (scheduled, own))
+        message = (
+            f"scheduler: TVM for {scheduled.total()} of {len(kernels)} kernels: {by_tvm}; templates: {by_templates}"
+        )
+        options.decisions.record("choice", message)
 
 
 def any_size(graph: Graph, machine: Machine, target: CompileTarget, options: BuildOptions) -> Executable:

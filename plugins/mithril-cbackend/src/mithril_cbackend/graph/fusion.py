@@ -37,6 +37,7 @@ from mithril_cbackend.lowering.matmul import (
 from mithril_cbackend.lowering.packings import Array, Pack, PackedParameter, Packing
 from mithril_cbackend.lowering.pool import byte_pooling, pooling
 from mithril_cbackend.lowering.rows import cumulative, fused_rows, reductions, sorting
+from mithril_cbackend.lowering.scheduled import families
 
 FAMILIES = (
     byte_convolution,
@@ -168,6 +169,9 @@ class FusionPlanner:
                     step.scratch = fused_rows.scratch(step, self.machine)
                 if step.template is matmul.matmul:
                     step.scratch = matmul.scratch(step, self.machine)
+                step.scheduled, step.unscheduled = families.choice(step, self.machine)
+                if step.scheduled is not None:
+                    step.scratch = []
         return FusionPlan(self.steps, self.views, self.in_place)
 
     def _add_user(self, value: Value | None, by: Kernel | None) -> None:

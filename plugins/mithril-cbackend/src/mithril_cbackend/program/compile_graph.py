@@ -20,7 +20,9 @@ from mithril_cbackend.program.executable import Executable, LoweredProgram, rewr
 from mithril_cbackend.tir import machine_code
 
 
-def machine(options: BuildOptions, target: CompileTarget, num_threads: int | None = None) -> Machine:
+def machine(
+    options: BuildOptions, target: CompileTarget, num_threads: int | None = None, scheduler: str = "auto"
+) -> Machine:
     """Return the machine to compile for: this one, unless the options select another."""
     cpu_options: Mapping[str, Any] = options.settings["cpu_options"]
     width = cpu_options.get("vector_bytes", vector_bytes() if target.arch is None else target.vector_bytes)
@@ -43,6 +45,7 @@ def machine(options: BuildOptions, target: CompileTarget, num_threads: int | Non
         fuse=options.fuses,
         plan=options.memory_plan,
         compact=target.optimize_size,
+        scheduler=scheduler,
         features=machine_code.selected_features(cpu) if target.arch is None else (),
     )
     hardware = options.target

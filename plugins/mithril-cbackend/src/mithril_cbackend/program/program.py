@@ -309,7 +309,7 @@ class ProgramEmitter:
         if name is None:
             name = self.names[key] = f"k{len(self.names)}_{kernel.name()}"
             with kernel_error_context(kernel):
-                function = kernel.template(kernel, name, self.machine)
+                function = (kernel.scheduled or kernel.template)(kernel, name, self.machine)
             self.functions |= function.helpers
             self.functions[name] = function
             self.kernels[name] = kernel

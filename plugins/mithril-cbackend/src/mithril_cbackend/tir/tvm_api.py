@@ -19,7 +19,7 @@ def _import_tvm() -> tuple[Any, Any]:
 
 
 tvm, tvm_ffi = _import_tvm()
-from tvm import tirx  # noqa: E402
+from tvm import te, tirx  # noqa: E402
 from tvm.ir import PointerType, PrimType  # noqa: E402
 from tvm.tirx import stmt  # noqa: E402
 from tvm.tirx.analysis import undefined_vars  # noqa: E402
@@ -49,4 +49,4 @@ nodes = SimpleNamespace(  # node classes that the C printer distinguishes
     Call=tvm.ir.Call,
 )  # fmt: skip
 
-__all__ = ["PointerType", "PrimType", "nodes", "stmt", "tirx", "tvm", "tvm_ffi", "undefined_vars"]
+__all__ = ["PointerType", "PrimType", "nodes", "stmt", "te", "tirx", "tvm", "tvm_ffi", "undefined_vars"]

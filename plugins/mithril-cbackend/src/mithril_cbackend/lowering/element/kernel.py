@@ -33,6 +33,8 @@ class Kernel:
     kind: str = ""
     narrow: DType | None = None  # the dtype that the anchor's first operand was widened from without loss, if any
     in_bounds: frozenset[Node] = frozenset()  # gathers whose positions are known to be within bounds
+    scheduled: Template | None = None  # writes the kernel by TVM's schedules in place of the template
+    unscheduled: str = ""  # why the template writes it, if TVM could have
 
     @property
     def parameters(self) -> list[Value]:

@@ -93,16 +93,21 @@ def window_size(frame: KernelBuilder, index: Index, attributes: Any, spatial: Se
     return t.cast(t.index(total), "float32")
 
 
+def average(frame: KernelBuilder, index: Index, total: t.Expr) -> t.Expr:
+    """Return the average of a window's elements from their sum."""
+    node = frame.kernel.anchor
+    dtype = node.result.dtype
+    count = window_size(frame, index[2:], node.attributes, shape_of(operand(node))[2:])
+    return rounded(frame.code, total / t.cast(count, computed(dtype)), dtype)
+
+
 @lowers(ops.avg_pool, scratch=row_pooling.scratch)
 def average_pool(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``avg_pool``."""
     frame = KernelBuilder(kernel, name, machine)
-    node, spatial = kernel.anchor, shape_of(operand(kernel.anchor))[2:]
-    dtype = node.result.dtype
 
     def emit(index: Index, element: t.Expr) -> None:
-        count = t.cast(window_size(frame, index[2:], node.attributes, spatial), computed(dtype))
-        frame.write(node.result, index, rounded(frame.code, element / count, dtype))
+        frame.write(kernel.anchor.result, index, average(frame, index, element))
 
     row_pooling.fold_windows(frame, ops.sum, partial(line_of_window, frame), emit)
     return frame.finish()

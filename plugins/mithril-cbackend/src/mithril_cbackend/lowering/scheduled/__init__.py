@@ -1,0 +1,1 @@
+"""Kernels whose loops TVM schedules."""

@@ -1,0 +1,290 @@
+"""A kernel as stages that TVM's primitives schedule, and the statements of the scheduled loops.
+
+TVM sees loops, stages and the elements that a stage reads. The arithmetic of an element is one opaque call, which the
+element reader writes out once the loops are lowered: TVM's passes take exponential time for arithmetic in blocks.
+
+Extents of vectors are whole vectors for TVM, since proofs about a rest take it longer than all else. The loop over
+vectors is annotated with the number of elements that exist, and the loops that it becomes end there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mithril.graph import DType, Op
+from mithril_cbackend import tir as t
+from mithril_cbackend.lowering.element.element_reader import Index
+from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder
+from mithril_cbackend.lowering.element.vectorization import pieces
+from mithril_cbackend.lowering.rows import reductions
+from mithril_cbackend.tir import scheduling
+from mithril_cbackend.tir.scheduling import Loop, Schedule, Stage
+from mithril_cbackend.tir.tvm_api import nodes, tirx
+
+EXISTING = "mithril_existing"  # annotation of a loop over vectors: the elements that exist
+FIRST = "mithril_first"  # annotation of the same loop: the vector that it begins at
+HOOK = "mithril_hook"  # annotation of a loop: what writes the beginning of its iterations
+FOLD = "fold"
+FEW = 9  # iterations of reduced axes that are unrolled
+Element = Callable[[Index, Sequence[t.Expr]], t.Expr | None]  # index, elements of stages
+Hook = Callable[[Any], t.Expr | None]  # position of a loop -> the condition of this iteration, if there is one
+
+
+def whole(size: int, lanes: int) -> int:
+    """Return the elements of the vectors that hold this many."""
+    return -(-size // lanes) * lanes
+
+
+@dataclass(frozen=True)
+class Fold:
+    """How a stage reduces its elements."""
+
+    op: Op
+    dtype: DType
+
+
+class Blocks:
+    """Builder of stages, their schedule and the function of a kernel.
+
+    ``lanes`` is the length of its vectors. The rest of a row is written in shorter vectors if ``short_vectors`` is set,
+    which are more code, else element by element.
+    """
+
+    def __init__(self, frame: KernelBuilder, lanes: int, short_vectors: bool = True) -> None:
+        self.frame, self.lanes, self.short_vectors = frame, lanes, short_vectors
+        self.elements: dict[str, tuple[int, Element]] = {}  # name of an opaque call -> numbers of its index, element
+        self.folds: dict[str, Fold] = {}  # by the name of the stage
+        self.halves: set[str] = set()  # stages of the even and the odd elements of another one
+        self.results: list[Stage] = []
+        self.hooks: list[Hook] = []
+
+    # -- stages -------------------------------------------------------------------------------------------------------
+    def call(self, dtype: str, index: Sequence[Any], element: Element, reads: Sequence[Any] = ()) -> Any:
+        name = f"element_{len(self.elements)}"
+        self.elements[name] = len(index), element
+        return scheduling.opaque(dtype, name, *index, *reads)
+
+    def fold(
+        self, name: str, extents: Sequence[int], over: Sequence[int], fold: Fold, source: Callable[..., Any]
+    ) -> Stage:
+        """Return a stage that reduces ``source(*index, *reduced)``: an element of a stage, or of ``call``."""
+        self.folds[name] = fold
+        dtype = reductions.accumulator(fold.dtype)
+        first = reductions.to_stored(reductions.identity(fold.op, fold.dtype)).node
+        pair = lambda total, x: scheduling.opaque(dtype, FOLD, total, x)  # noqa: E731
+        return scheduling.fold(name, extents, over, first, pair, source)
+
+    def split_in_halves(self, name: str, source: Stage, extents: Sequence[int]) -> Stage:
+        """Return a stage ``(*lead, 2, size)`` of the even and the odd elements of a stage of float32."""
+        self.halves.add(name)
+        self.folds[name] = self.folds[source.op.name]
+        return scheduling.stage(name, extents, lambda *i: source(*i[:-2], i[-1] * 2 + i[-2]))
+
+    def result(
+        self, name: str, extents: Sequence[int], write: Element, reads: Callable[..., Sequence[Any]] = lambda *i: ()
+    ) -> None:
+        """Add the loops that write the results; ``write`` stores all of them at an index."""
+        self.results.append(scheduling.stage(name, extents, lambda *i: self.call("int8", i, write, reads(*i))))
+
+    def schedule(self) -> Schedule:
+        return Schedule(self.results)
+
+    # -- primitives ---------------------------------------------------------------------------------------------------
+    def split(self, schedule: Schedule, loop: Loop) -> tuple[Loop, Loop]:
+        """Split a loop over whole vectors into vectors and lanes."""
+        size = int(schedule.get(loop).extent)
+        assert size % self.lanes == 0, f"{size} elements are no whole vectors"
+        return tuple(schedule.split(loop, [None, self.lanes], disable_predication=True))
+
+    def vectorize(self, schedule: Schedule, loop: Loop, existing: int) -> Loop:
+        """Turn a loop over whole vectors into vectors, of whose elements the first ones exist; return their loop."""
+        vectors, lane = self.split(schedule, loop)
+        schedule.vectorize(lane)
+        if existing != int(schedule.get(vectors).extent) * self.lanes:
+            schedule.annotate(vectors, EXISTING, existing)
+        return vectors
+
+    def within(self, schedule: Schedule, name: str, loop: Loop) -> Any:
+        """Compute a stage within a loop, in a local array; return its block."""
+        block = schedule.get_sblock(name)
+        schedule.compute_at(block, loop, preserve_unit_loops=True)
+        schedule.set_scope(block, 0, "local")
+        return block
+
+    def at_entry(self, schedule: Schedule, loop: Loop, hook: Hook) -> None:
+        """Let a hook write the beginning of a loop's iterations."""
+        schedule.annotate(loop, HOOK, len(self.hooks))
+        self.hooks.append(hook)
+
+    def accumulate(self, schedule: Schedule, name: str, loop: Loop, begin: int = 0, end: int | None = None) -> Loop:
+        """Compute a stage of ``fold`` over one axis within a loop, in vectors; return the loop over that axis.
+
+        Only the elements from ``begin`` to ``end`` are reduced, by default all.
+        """
+        block = self.within(schedule, name, loop)
+        *_, elements, reduced = schedule.get_loops(block)
+        vectors, lane = self.split(schedule, elements)
+        schedule.vectorize(lane)
+        schedule.reorder(reduced, vectors, lane)
+        if int(schedule.get(reduced).extent) <= FEW:
+            schedule.unroll(reduced)
+        schedule.vectorize(schedule.get_loops(schedule.decompose_reduction(block, reduced))[-1])
+        if end is not None:
+            schedule.annotate(vectors, FIRST, begin // self.lanes)
+            schedule.annotate(vectors, EXISTING, end)
+        return reduced
+
+    def finish(self, schedule: Schedule) -> t.Function:
+        """Return the function of the scheduled loops."""
+        Expansion(self).statement(schedule.lowered())
+        return self.frame.finish()
+
+
+class Expansion:
+    """Writer of lowered loops as statements of the kernel, with the arithmetic of their elements."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.blocks, self.frame = blocks, blocks.frame
+        self.code, self.reader = blocks.frame.code, blocks.frame.reader
+        self.results = {r.op.name for r in blocks.results}
+        self.index: dict[int, Any] = {}  # hash of the variable of TVM's loop -> position: comparing variables is slow
+        self.arrays: dict[str, t.Buffer] = {}  # name of TVM's array -> array of the kernel
+        self.rest = 0  # elements of the last vector; 0 in whole ones
+        self.unrolled = 0  # position of the innermost unrolled loop
+
+    # -- statements ---------------------------------------------------------------------------------------------------
+    def statement(self, s: Any) -> None:
+        if isinstance(s, nodes.SeqStmt):
+            for part in s.seq:
+                self.statement(part)
+        elif isinstance(s, nodes.For):
+            self.loop(s)
+        elif isinstance(s, nodes.AllocBuffer):
+            size = math.prod(int(n) for n in s.buffer.shape)
+            self.arrays[s.buffer.name] = self.code.alloc(stage_of(s.buffer), size, str(s.buffer.dtype))
+        elif isinstance(s, nodes.BufferStore):
+            self.store(s)
+        elif not isinstance(s, nodes.DeclBuffer):  # of a parameter
+            raise TypeError(f"unsupported statement of a schedule: {type(s).__name__}")
+
+    def loop(self, s: Any) -> None:
+        existing = s.annotations.get(EXISTING)
+        if existing is not None:
+            first = int(s.annotations.get(FIRST, 0))
+            end, rest = divmod(int(existing), self.blocks.lanes)
+            if end > first:
+                self.iterate(s, end - first, s.kind, first)
+            if rest:
+                self.rest = rest
+                with self.reader.loop("", 1):
+                    self.body(s, end)
+                self.rest = 0
+        elif s.kind == t.UNROLLED and not (self.rest and self.reaches_out(innermost(s))):
+            for k in range(int(s.extent)):
+                with self.reader.loop("", 1):
+                    self.unrolled = k
+                    self.body(s, k)
+        elif s.kind == t.VECTORIZED and stage_of(s.body.buffer) in self.blocks.halves:
+            self.halve(s, self.unrolled)
+        elif s.kind == t.VECTORIZED and self.rest and self.reaches_out(s.body):
+            if self.blocks.short_vectors:
+                for start, lanes in pieces(self.rest, self.blocks.lanes):
+                    self.iterate(s, lanes, s.kind, start)
+            else:
+                self.iterate(s, self.rest, t.SERIAL)
+        else:
+            self.iterate(s, int(s.extent), t.SERIAL if s.kind == t.UNROLLED else s.kind)
+
+    @staticmethod
+    def reaches_out(s: Any) -> bool:
+        """Whether a store writes a result or reads an input: stages have all elements of a vector, these may not."""
+        name = scheduling.called(s.value)
+        return (scheduling.called(s.value.args[2]) if name == FOLD else name) is not None
+
+    def iterate(self, s: Any, extent: int, kind: Any, start: int = 0) -> None:
+        with self.reader.loop("j" if kind == t.VECTORIZED else "i", extent, kind) as i:
+            self.body(s, i + start if start else i)
+
+    def body(self, s: Any, i: Any) -> None:
+        """Write an iteration of a loop."""
+        self.index[hash(s.loop_var)] = i
+        hook = s.annotations.get(HOOK)
+        condition = None if hook is None else self.blocks.hooks[int(hook)](i)
+        if condition is None:
+            self.statement(s.body)
+            return
+        with self.code.when(condition), self.reader.loop("", 1):
+            self.statement(s.body)
+
+    def halve(self, s: Any, part: int) -> None:
+        """Write every second element of two vectors as one: a loop would load them one by one."""
+        self.index[hash(s.loop_var)] = 0
+        target, source, lanes = s.body.buffer, s.body.value, self.blocks.lanes
+        begin = t.index(self.position(source.source, source.indices)) - part
+        a, b = (t.load(self.arrays[source.source.name], t.vector(begin + k, lanes)) for k in (0, lanes))
+        position = t.vector(self.position(target, s.body.indices), lanes)
+        self.code.store(self.arrays[target.name], position, t.shuffle(a, b, range(part, 2 * lanes, 2)))
+
+    def store(self, s: Any) -> None:
+        name = stage_of(s.buffer)
+        if name in self.results:
+            self.element(s.value)
+            return
+        array, position = self.arrays[s.buffer.name], self.position(s.buffer, s.indices)
+        if scheduling.called(s.value) == FOLD:
+            fold = self.blocks.folds[name]
+            total = reductions.load_element(array, position, fold.dtype)
+            x = reductions.fold(self.code, fold.op, total, self.expr(s.value.args[2]), fold.dtype)
+        elif isinstance(s.value, (nodes.IntImm, nodes.FloatImm)):
+            x = t.Expr(s.value)
+        else:
+            x = self.expr(s.value)
+        self.code.store(array, position, reductions.to_stored(x))
+
+    def position(self, buffer: Any, indices: Any) -> Any:
+        """Return the position of an element in the kernel's array."""
+        return self.reader.flat(tuple(map(self.expr, indices)), tuple(int(n) for n in buffer.shape))
+
+    # -- expressions --------------------------------------------------------------------------------------------------
+    def expr(self, x: Any) -> Any:
+        """Return an expression of TVM's loops in terms of the kernel's; positions that are known are ints."""
+        kind = type(x)
+        if kind is nodes.IntImm:
+            return int(x)
+        if kind is nodes.Var:
+            return self.index[hash(x)]
+        operation = OPERATIONS.get(kind)
+        if operation is not None:
+            return operation(self.expr(x.a), self.expr(x.b))
+        if isinstance(x, nodes.Load):
+            fold = self.blocks.folds[stage_of(x.source)]
+            return reductions.load_element(self.arrays[x.source.name], self.position(x.source, x.indices), fold.dtype)
+        return self.element(x)
+
+    def element(self, x: Any) -> t.Expr | None:
+        """Write out an opaque call."""
+        rank, element = self.blocks.elements[str(x.args[0].value)]
+        operands = [self.expr(a) for a in list(x.args)[1:]]
+        return element(tuple(map(self.reader.position, operands[:rank])), operands[rank:])
+
+
+OPERATIONS: dict[Any, Callable[[Any, Any], Any]] = {
+    tirx.Add: lambda a, b: a + b,
+    tirx.Sub: lambda a, b: a - b,
+    tirx.Mul: lambda a, b: a * b,
+    tirx.FloorDiv: lambda a, b: a // b,  # of positions, which are never negative
+    tirx.FloorMod: lambda a, b: a % b,
+}
+
+
+def innermost(s: Any) -> Any:
+    """Return the store of nested loops."""
+    return innermost(s.body) if isinstance(s, nodes.For) else s
+
+
+def stage_of(buffer: Any) -> str:
+    """Return the name of the stage whose elements an array holds."""
+    return str(buffer.name).removesuffix("_local")
