@@ -14,7 +14,7 @@ LAYERS = (
     {"lowering.rows"},
     {"lowering.pool"},
     {"lowering.matmul"},
-    {"lowering.attention", "lowering.conv"},
+    {"lowering.attention", "lowering.conv", "lowering.scheduled"},
     {"graph"},
     {"program"},
     {"schedule"},

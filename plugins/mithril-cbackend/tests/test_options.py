@@ -122,7 +122,7 @@ def test_an_error_while_a_kernel_is_written_is_said_with_the_layer(monkeypatch):
 
     monkeypatch.setattr(elementwise, "over_elements", fails)
     with pytest.raises(BackendError, match="backend 'c' cannot compile the kernel 'tanh'") as error:
-        ml.compile(Tanh(name="t"), "c", shapes={"input": [64, 256]})
+        ml.compile(Tanh(name="t"), ml.CBackend(scheduler="own"), shapes={"input": [64, 256]})
     assert "IndexError: tuple index out of range" in str(error.value)
 
 

@@ -44,17 +44,17 @@ def build(
         machine = tuning.scheduled(graph, machine, options, schedules, compile_graph.compiled)
         executable = compile_graph.compiled(graph, machine, target, options.settings["cache"])
     if scheduler != "own":
-        record_schedulers(executable.program.kernels.values(), options)
+        record_schedulers(executable.program.kernels.values(), scheduler, options)
     executable.plugins = options.plugins
     compile_graph.write_source(executable, graph, options)
     return executable
 
 
-def record_schedulers(kernels: Collection[Kernel], options: BuildOptions) -> None:
+def record_schedulers(kernels: Collection[Kernel], scheduler: str, options: BuildOptions) -> None:
     """Record which kernels TVM schedules, and why templates of this backend schedule others."""
     scheduled = Counter(k.anchor.op.name for k in kernels if k.scheduled is not None)
     own = Counter(f"{k.anchor.op.name} ({k.unscheduled})" for k in kernels if k.scheduled is None)
-    if kernels:
+    if scheduled or (kernels and scheduler == "tvm"):
         by_tvm, by_templates = (", ".join(f"{n} {what}" for what, n in c.items()) or "none" for c in (scheduled, own))
         message = (
             f"scheduler: TVM for {scheduled.total()} of {len(kernels)} kernels: {by_tvm}; templates: {by_templates}"

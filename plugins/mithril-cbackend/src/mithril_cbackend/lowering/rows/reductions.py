@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from mithril import ops
@@ -76,31 +77,63 @@ def reduce_lanes(frame: KernelBuilder, op: Op, total: Any, lanes: int, dtype: DT
 
 @lowers(*FOLDS, is_producer=True, reads_once=True)
 def reduction(kernel: Kernel, name: str, machine: Machine) -> Any:
-    """Lower reductions: loops over the remaining axes around loops over the reduced ones.
+    """Lower reductions: loops over the remaining axes around loops over the reduced ones."""
+    r = Reduction.of(kernel, name, machine)
+    (_along if r.is_along else _across)(r.frame, r.node, r.x, r.shape, r.reduced, r.lanes, r.emit)
+    return r.frame.finish()
 
-    If the last axis is reduced, vectors of partial results run along it; else they run along the last remaining axis.
-    """
-    frame = KernelBuilder(kernel, name, machine)
-    node = kernel.anchor
-    x, axes = operand(node), node.attributes["axis"]
-    vectors = vectorizable([n for n in kernel.nodes if n is not node])
-    lanes = machine.lanes(max(x.dtype.bits, 32)) if vectors else 0
-    groups = _joined(kernel, x, axes)
-    shape = merge(frame, _read_alike(kernel, x), shape_of(x), groups)
-    remaining_axes = {k: group[0] for k, group in enumerate(groups) if group[0] not in axes}
-    reduced = tuple(k for k in range(len(groups)) if k not in remaining_axes)
 
-    def emit(coordinates: dict[int, Any], result: t.Expr) -> None:
-        index = _result_index(
-            node, shape_of(x), axes, {remaining_axes[k]: i for k, i in coordinates.items() if k in remaining_axes}
-        )
-        frame.emit(index, result)
+@dataclass(frozen=True)
+class Reduction:
+    """A reduction with merged axes."""
 
-    if not shape or len(shape) - 1 in reduced:
-        _along(frame, node, x, shape, reduced, lanes, emit)
-    else:
-        _across(frame, node, x, shape, reduced, lanes, emit)
-    return frame.finish()
+    frame: KernelBuilder
+    shape: tuple[int, ...]
+    reduced: tuple[int, ...]  # axes of ``shape``
+    lanes: int  # of its vectors; 0 if the fused operations have none
+    emit: Emit
+
+    @staticmethod
+    def of(kernel: Kernel, name: str, machine: Machine) -> Reduction:
+        frame, node = KernelBuilder(kernel, name, machine), kernel.anchor
+        x, axes = operand(node), node.attributes["axis"]
+        vectors = vectorizable([n for n in kernel.nodes if n is not node])
+        lanes = machine.lanes(max(x.dtype.bits, 32)) if vectors else 0
+        groups = _joined(kernel, x, axes)
+        shape = merge(frame, _read_alike(kernel, x), shape_of(x), groups)
+        remaining_axes = {k: group[0] for k, group in enumerate(groups) if group[0] not in axes}
+        reduced = tuple(k for k in range(len(groups)) if k not in remaining_axes)
+
+        def emit(coordinates: dict[int, Any], result: t.Expr) -> None:
+            index = _result_index(
+                node, shape_of(x), axes, {remaining_axes[k]: i for k, i in coordinates.items() if k in remaining_axes}
+            )
+            frame.emit(index, result)
+
+        return Reduction(frame, shape, reduced, lanes, emit)
+
+    @property
+    def node(self) -> Node:
+        return self.frame.kernel.anchor
+
+    @property
+    def x(self) -> Value:
+        return operand(self.node)
+
+    @property
+    def is_along(self) -> bool:
+        """Whether the last axis is reduced: vectors hold partial results; else they run along the last axis."""
+        return not self.shape or len(self.shape) - 1 in self.reduced
+
+    @property
+    def kept(self) -> list[int]:
+        """The other axes of ``shape``."""
+        return [k for k in range(len(self.shape)) if k not in self.reduced]
+
+    @property
+    def count(self) -> int:
+        """The number of elements that one result reduces."""
+        return math.prod(self.shape[k] for k in self.reduced)
 
 
 def _read_alike(kernel: Kernel, x: Value) -> list[Value] | None:

@@ -25,7 +25,8 @@ from mithril_cbackend.tir.scheduling import Loop, Schedule, Stage
 from mithril_cbackend.tir.tvm_api import nodes, tirx
 
 EXISTING = "mithril_existing"  # annotation of a loop over vectors: the elements that exist
-FIRST = "mithril_first"  # annotation of the same loop: the vector that it begins at
+FIRST = "mithril_first"  # annotation of the same loop: the iteration that it begins with
+GROUP = "mithril_group"  # annotation of a loop over the vectors of an iteration of that loop
 HOOK = "mithril_hook"  # annotation of a loop: what writes the beginning of its iterations
 FOLD = "fold"
 FEW = 9  # iterations of reduced axes that are unrolled
@@ -49,14 +50,15 @@ class Fold:
 class Blocks:
     """Builder of stages, their schedule and the function of a kernel.
 
-    ``lanes`` is the length of its vectors. The rest of a row is written in shorter vectors if ``short_vectors`` is set,
-    which are more code, else element by element.
+    ``lanes`` is the length of its vectors, of which an iteration has ``group``. The rest of a row is written in shorter
+    vectors if ``short_vectors`` is set, which are more code, else element by element.
     """
 
-    def __init__(self, frame: KernelBuilder, lanes: int, short_vectors: bool = True) -> None:
-        self.frame, self.lanes, self.short_vectors = frame, lanes, short_vectors
+    def __init__(self, frame: KernelBuilder, lanes: int, group: int = 1, short_vectors: bool = True) -> None:
+        self.frame, self.lanes, self.group, self.short_vectors = frame, lanes, group, short_vectors
         self.elements: dict[str, tuple[int, Element]] = {}  # name of an opaque call -> numbers of its index, element
         self.folds: dict[str, Fold] = {}  # by the name of the stage
+        self.partial: set[str] = set()  # stages whose elements are partial results of one sum: any may take an element
         self.halves: set[str] = set()  # stages of the even and the odd elements of another one
         self.results: list[Stage] = []
         self.hooks: list[Hook] = []
@@ -73,7 +75,9 @@ class Blocks:
         """Return a stage that reduces ``source(*index, *reduced)``: an element of a stage, or of ``call``."""
         self.folds[name] = fold
         dtype = reductions.accumulator(fold.dtype)
-        first = reductions.to_stored(reductions.identity(fold.op, fold.dtype)).node
+        first = reductions.identity(fold.op, fold.dtype).node
+        if fold.dtype.is_bool:
+            first = t.const(first.value, dtype).node
         pair = lambda total, x: scheduling.opaque(dtype, FOLD, total, x)  # noqa: E731
         return scheduling.fold(name, extents, over, first, pair, source)
 
@@ -100,12 +104,23 @@ class Blocks:
         return tuple(schedule.split(loop, [None, self.lanes], disable_predication=True))
 
     def vectorize(self, schedule: Schedule, loop: Loop, existing: int) -> Loop:
-        """Turn a loop over whole vectors into vectors, of whose elements the first ones exist; return their loop."""
+        """Turn a loop over whole groups of vectors into vectors, of whose elements the first ones exist.
+
+        Return the loop over groups.
+        """
+        groups = loop
+        if self.group > 1:
+            size = int(schedule.get(loop).extent)
+            assert size % (self.group * self.lanes) == 0, f"{size} elements are no whole groups of vectors"
+            groups, loop = schedule.split(loop, [None, self.group * self.lanes], disable_predication=True)
         vectors, lane = self.split(schedule, loop)
         schedule.vectorize(lane)
-        if existing != int(schedule.get(vectors).extent) * self.lanes:
-            schedule.annotate(vectors, EXISTING, existing)
-        return vectors
+        if self.group > 1:
+            self.unroll_group(schedule, vectors)
+        else:
+            groups = vectors
+        self.limit(schedule, groups, 0, existing)
+        return groups
 
     def within(self, schedule: Schedule, name: str, loop: Loop) -> Any:
         """Compute a stage within a loop, in a local array; return its block."""
@@ -119,23 +134,37 @@ class Blocks:
         schedule.annotate(loop, HOOK, len(self.hooks))
         self.hooks.append(hook)
 
-    def accumulate(self, schedule: Schedule, name: str, loop: Loop, begin: int = 0, end: int | None = None) -> Loop:
-        """Compute a stage of ``fold`` over one axis within a loop, in vectors; return the loop over that axis.
+    def accumulate(self, schedule: Schedule, name: str, loop: Loop, axes: int = 1) -> tuple[Loop, list[Loop]]:
+        """Compute a stage of ``fold`` over some axes within a loop, in vectors along the axis before them.
 
-        Only the elements from ``begin`` to ``end`` are reduced, by default all.
+        Return the loop over vectors and those over the axes.
         """
         block = self.within(schedule, name, loop)
-        *_, elements, reduced = schedule.get_loops(block)
+        loops = schedule.get_loops(block)
+        elements, reduced = loops[-axes - 1], loops[-axes:]
         vectors, lane = self.split(schedule, elements)
         schedule.vectorize(lane)
-        schedule.reorder(reduced, vectors, lane)
-        if int(schedule.get(reduced).extent) <= FEW:
-            schedule.unroll(reduced)
-        schedule.vectorize(schedule.get_loops(schedule.decompose_reduction(block, reduced))[-1])
-        if end is not None:
-            schedule.annotate(vectors, FIRST, begin // self.lanes)
-            schedule.annotate(vectors, EXISTING, end)
-        return reduced
+        schedule.reorder(*reduced, vectors, lane)
+        if self.group > 1:
+            self.unroll_group(schedule, vectors)
+        if math.prod(int(schedule.get(k).extent) for k in reduced) <= FEW:
+            for k in reduced:
+                schedule.unroll(k)
+        *_, vector, lane = schedule.get_loops(schedule.decompose_reduction(block, reduced[0]))
+        schedule.vectorize(lane)
+        if self.group > 1:
+            schedule.unroll(vector)
+        return vectors, reduced
+
+    def unroll_group(self, schedule: Schedule, vectors: Loop) -> None:
+        schedule.unroll(vectors)
+        schedule.annotate(vectors, GROUP, True)
+
+    @staticmethod
+    def limit(schedule: Schedule, loop: Loop, begin: int, end: int) -> None:
+        """Let a loop over vectors, or groups of them, run from an iteration to the one of the last element."""
+        schedule.annotate(loop, FIRST, begin)
+        schedule.annotate(loop, EXISTING, end)
 
     def finish(self, schedule: Schedule) -> t.Function:
         """Return the function of the scheduled loops."""
@@ -153,6 +182,7 @@ class Expansion:
         self.index: dict[int, Any] = {}  # hash of the variable of TVM's loop -> position: comparing variables is slow
         self.arrays: dict[str, t.Buffer] = {}  # name of TVM's array -> array of the kernel
         self.rest = 0  # elements of the last vector; 0 in whole ones
+        self.merged: dict[int, Any] = {}  # the index of partial results that take the elements of this last vector
         self.unrolled = 0  # position of the innermost unrolled loop
 
     # -- statements ---------------------------------------------------------------------------------------------------
@@ -174,7 +204,7 @@ class Expansion:
         existing = s.annotations.get(EXISTING)
         if existing is not None:
             first = int(s.annotations.get(FIRST, 0))
-            end, rest = divmod(int(existing), self.blocks.lanes)
+            end, rest = divmod(int(existing), self.blocks.lanes * self.blocks.group)
             if end > first:
                 self.iterate(s, end - first, s.kind, first)
             if rest:
@@ -182,6 +212,14 @@ class Expansion:
                 with self.reader.loop("", 1):
                     self.body(s, end)
                 self.rest = 0
+                self.merged.clear()
+        elif GROUP in s.annotations and self.rest:
+            vectors, part = divmod(self.rest, self.blocks.lanes)
+            self.merged[hash(s.loop_var)] = 0
+            for k, self.rest in [*((k, 0) for k in range(vectors)), *([(vectors, part)] if part else [])]:
+                with self.reader.loop("", 1):
+                    self.body(s, k)
+            self.rest = vectors * self.blocks.lanes + part
         elif s.kind == t.UNROLLED and not (self.rest and self.reaches_out(innermost(s))):
             for k in range(int(s.extent)):
                 with self.reader.loop("", 1):
@@ -206,6 +244,8 @@ class Expansion:
 
     def iterate(self, s: Any, extent: int, kind: Any, start: int = 0) -> None:
         with self.reader.loop("j" if kind == t.VECTORIZED else "i", extent, kind) as i:
+            if self.rest:
+                self.merged[hash(s.loop_var)] = i
             self.body(s, i + start if start else i)
 
     def body(self, s: Any, i: Any) -> None:
@@ -233,7 +273,11 @@ class Expansion:
         if name in self.results:
             self.element(s.value)
             return
+        index = self.index
+        if name in self.blocks.partial:
+            self.index = {**index, **self.merged}
         array, position = self.arrays[s.buffer.name], self.position(s.buffer, s.indices)
+        self.index = index
         if scheduling.called(s.value) == FOLD:
             fold = self.blocks.folds[name]
             total = reductions.load_element(array, position, fold.dtype)

@@ -9,7 +9,8 @@ from mithril_cbackend.lowering.element import elementwise
 from mithril_cbackend.lowering.element.kernel import Kernel, Template
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.pool import pooling
-from mithril_cbackend.lowering.scheduled import elements, pools
+from mithril_cbackend.lowering.rows import reductions
+from mithril_cbackend.lowering.scheduled import elements, folds, pools
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Family:
 
 FAMILIES: Mapping[Template, Family] = {
     elementwise.elementwise: Family(elements.elements, elements.declines),
+    reductions.reduction: Family(folds.folds, folds.declines, folds.is_slower),
     pooling.max_pool: Family(pools.pool, pools.declines),
     pooling.average_pool: Family(pools.pool, pools.declines, pools.is_slower),
 }

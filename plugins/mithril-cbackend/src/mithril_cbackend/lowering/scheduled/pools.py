@@ -116,5 +116,7 @@ def pool(kernel: Kernel, name: str, machine: Machine) -> Any:
         *_, part, element_loop = s.get_loops(blocks.within(s, "halves", row))
         s.unroll(part)
         blocks.vectorize(s, element_loop, size // 2)
-    blocks.at_entry(s, blocks.accumulate(s, "line", row, begin, begin + line.image), enter_line)
+    vectors, (offset_loop,) = blocks.accumulate(s, "line", row)
+    blocks.limit(s, vectors, begin // line.lanes, begin + line.image)
+    blocks.at_entry(s, offset_loop, enter_line)
     return blocks.finish(s)
