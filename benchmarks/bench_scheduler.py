@@ -58,6 +58,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "sum of squares of the first axis, 1000x37": (lambda x: ops.sum(x * x, axis=0), (normal(1000, 37),)),
     "max of a middle axis, 50x60x70": (lambda x: ops.max(x, axis=1), (normal(50, 60, 70),)),
     "sum of two axes, 20x30x20x64": (lambda x: ops.sum(x, axis=(0, 2)), (normal(20, 30, 20, 64),)),
+    "softmax 64x1000": (lambda x: ops.softmax(x, axis=-1), (normal(64, 1000),)),
+    "softmax 1000x37": (lambda x: ops.softmax(x, axis=-1), (normal(1000, 37),)),
+    "layer norm 128x768": (
+        lambda x, w, b: ops.layer_norm(x, w, b),
+        (normal(128, 768), normal(768), normal(768)),
+    ),
+    "RMS norm 64x512": (lambda x, w: ops.rms_norm(x, w), (normal(64, 512), normal(512))),
     "max pool 3x3/2, 64x112x112": (lambda x: ops.max_pool(x, **window(3, 2, 1)), (normal(1, 64, 112, 112),)),
     "max pool 3x3/2, 64x56x56": (lambda x: ops.max_pool(x, **window(3, 2, 1)), (normal(1, 64, 56, 56),)),
     "max pool 2x2, 64x56x56": (lambda x: ops.max_pool(x, **window(2, 2, 0)), (normal(1, 64, 56, 56),)),

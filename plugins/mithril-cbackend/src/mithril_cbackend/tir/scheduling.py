@@ -41,6 +41,7 @@ def _scheduler() -> tuple[Any, Any]:
         blocks.ConvertBlocksToOpaque(),
         blocks.CompactBufferAllocation(),
         blocks.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),  # simplifies positions as well
     ]
     return s_tir.Schedule, tvm.ir.transform.Sequential(passes)
 

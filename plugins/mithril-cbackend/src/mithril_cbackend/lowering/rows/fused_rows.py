@@ -109,25 +109,32 @@ def scratch(kernel: Kernel, machine: Machine) -> list[Value]:
     return [Value("row", TensorType(as_dtype(computed(v.dtype)), (machine.threads * width,))) for v in values]
 
 
+def lanes_of(kernel: Kernel, machine: Machine) -> int:
+    """Return the length of a kernel's vectors."""
+    vectors = vectorizable([n for n in kernel.nodes if n.op not in reductions.FOLDS])
+    bits = max(v.dtype.bits for n in kernel.nodes for v in n.results)
+    return machine.lanes(max(bits, 32)) if vectors else 1
+
+
 def rows(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Emit the kernel, parallelized over rows."""
-    frame = KernelBuilder(kernel, name, machine)
-    Rows(frame, passes_of(kernel)).write()
+    frame, passes = KernelBuilder(kernel, name, machine), passes_of(kernel)
+    buffers = dict(zip(passes.all_saved, (frame.outputs[v] for v in kernel.scratch), strict=True))
+    Rows(frame, passes, buffers).write()
     return frame.finish()
 
 
 class Rows:
     """Loops over rows and passes."""
 
-    def __init__(self, frame: KernelBuilder, passes: Passes) -> None:
+    def __init__(self, frame: KernelBuilder, passes: Passes, buffers: dict[Value, t.Buffer]) -> None:
+        self.buffers = buffers  # of the elements that passes save
+        self.factors: dict[Node, t.Expr] = {}  # of divisions by values per row
         self.frame, self.passes, self.reader, self.code = frame, passes, frame.reader, frame.code
         kernel = frame.kernel
         self.shape = shape_of(kernel.outputs[0])
         self.width = self.shape[-1]
-        self.buffers = dict(zip(passes.all_saved, (frame.outputs[v] for v in kernel.scratch), strict=True))
-        vectors = vectorizable([n for n in kernel.nodes if n.op not in reductions.FOLDS])
-        bits = max(v.dtype.bits for n in kernel.nodes for v in n.results)
-        self.lanes = frame.machine.lanes(max(bits, 32)) if vectors else 1
+        self.lanes = lanes_of(kernel, frame.machine)
 
     def write(self) -> None:
         if 0 in self.shape:
@@ -147,16 +154,42 @@ class Rows:
         """Whether a pass is compute-bound, so that the latency of its accumulators is hidden."""
         return bool(self.passes.saved[k]) or k + 1 == len(self.passes.folds)
 
+    def begin(self, k: int, index: Index) -> None:
+        """Emit what pass ``k`` needs once per row."""
+        divisions = (n for n in self.passes.shortcuts[k] if n.op is ops.div)
+        self.factors = {n: self.reciprocal(operand(n, 1), index) for n in divisions}
+
+    def read(self, k: int, element_index: Index, position: Any) -> None:
+        """Define the values of an element that pass ``k`` loads or computes faster, and save those for later passes."""
+        code, reader = self.code, self.reader
+        for v in (v for values in self.passes.saved[:k] for v in values):
+            reader.define(v, element_index, code.let(t.load(self.buffers[v], position), "kept"))
+        for node in self.passes.shortcuts[k]:
+            x = reader.broadcast(operand(node), element_index)
+            result = x * self.factors[node] if node in self.factors else vector_math.exp_of_negative(code, x)
+            reader.define(node.result, element_index, code.let(result, node.result.name))
+        for v in self.passes.saved[k]:
+            code.store(self.buffers[v], position, reader.at(v, element_index))
+
+    def end(self, k: int, index: Index, totals: Sequence[tuple[t.Buffer, int]]) -> None:
+        """Emit the values per row that pass ``k`` yields from the lanes of its partial results."""
+        for node, (total, lanes) in zip(self.passes.folds[k], totals, strict=True):
+            result = reductions.reduce_lanes(self.frame, node.op, total, lanes, operand(node).dtype, self.width)
+            self.reader.define(node.result, (*index, 0), self.code.let(result, node.result.name))
+        for v in self.passes.per_row[k]:
+            self.reader.at(v, (*index, 0))
+
+    def unroll(self, k: int) -> int:
+        """Return the number of vectors of partial results of a pass."""
+        is_long = not isinstance(self.width, int) or self.width // max(self.lanes, 1) >= 2 * UNROLL
+        return UNROLL if self.lanes > 1 and is_long and self.passes.folds[k] and not self.is_compute_bound(k) else 1
+
     def along(self, k: int, index: Index, start: Any) -> None:
         """Emit pass ``k`` over a row."""
         code, reader, folds = self.code, self.reader, self.passes.folds[k]
-        shortcuts = self.passes.shortcuts[k]
-        factors = {n: self.reciprocal(operand(n, 1), index) for n in shortcuts if n.op is ops.div}
-        saved = [v for values in self.passes.saved[:k] for v in values]
-        is_exact, width = isinstance(self.width, int), reductions.last_size(self.shape)
+        self.begin(k, index)
+        width, unroll = reductions.last_size(self.shape), self.unroll(k)
         num_vectors = width // self.lanes if self.lanes > 1 else 0
-        is_long = not is_exact or num_vectors >= 2 * UNROLL
-        unroll = UNROLL if self.lanes > 1 and is_long and folds and not self.is_compute_bound(k) else 1
         totals = [code.alloc("total", unroll * self.lanes, reductions.accumulator(operand(n).dtype)) for n in folds]
         for node, total in zip(folds, totals, strict=True):
             for slot in range(unroll):
@@ -166,14 +199,7 @@ class Rows:
 
         def element(i: Any, lane: Any) -> None:
             element_index = (*index, i)
-            for v in saved:
-                reader.define(v, element_index, code.let(t.load(self.buffers[v], start + i), "kept"))
-            for node in shortcuts:
-                x = reader.broadcast(operand(node), element_index)
-                result = x * factors[node] if node in factors else vector_math.exp_of_negative(code, x)
-                reader.define(node.result, element_index, code.let(result, node.result.name))
-            for v in self.passes.saved[k]:
-                code.store(self.buffers[v], start + i, reader.at(v, element_index))
+            self.read(k, element_index, start + i)
             for node, total in zip(folds, totals, strict=True):
                 x, dtype = reader.at(operand(node), element_index), operand(node).dtype
                 code.store(total, lane, reductions.fold(code, node.op, t.load(total, lane), x, dtype))
@@ -194,10 +220,4 @@ class Rows:
         if width - num_vectors * self.lanes:
             with reader.loop("r", width - num_vectors * self.lanes) as r:
                 element(r + num_vectors * self.lanes, 0)
-        for node, total in zip(folds, totals, strict=True):
-            result = reductions.reduce_lanes(
-                self.frame, node.op, total, unroll * self.lanes, operand(node).dtype, self.width
-            )
-            reader.define(node.result, (*index, 0), code.let(result, node.result.name))
-        for v in self.passes.per_row[k]:
-            reader.at(v, (*index, 0))
+        self.end(k, index, [(total, unroll * self.lanes) for total in totals])

@@ -25,11 +25,11 @@ from mithril_cbackend.tir.scheduling import Loop, Schedule, Stage
 from mithril_cbackend.tir.tvm_api import nodes, tirx
 
 EXISTING = "mithril_existing"  # annotation of a loop over vectors: the elements that exist
+SIZE = "mithril_size"  # annotation of the same loop: the elements of an iteration
 FIRST = "mithril_first"  # annotation of the same loop: the iteration that it begins with
 GROUP = "mithril_group"  # annotation of a loop over the vectors of an iteration of that loop
 HOOK = "mithril_hook"  # annotation of a loop: what writes the beginning of its iterations
 FOLD = "fold"
-FEW = 9  # iterations of reduced axes that are unrolled
 Element = Callable[[Index, Sequence[t.Expr]], t.Expr | None]  # index, elements of stages
 Hook = Callable[[Any], t.Expr | None]  # position of a loop -> the condition of this iteration, if there is one
 
@@ -50,17 +50,18 @@ class Fold:
 class Blocks:
     """Builder of stages, their schedule and the function of a kernel.
 
-    ``lanes`` is the length of its vectors, of which an iteration has ``group``. The rest of a row is written in shorter
-    vectors if ``short_vectors`` is set, which are more code, else element by element.
+    ``lanes`` is the length of its vectors. The rest of a row is written in shorter vectors if ``short_vectors`` is set,
+    which are more code, else element by element.
     """
 
-    def __init__(self, frame: KernelBuilder, lanes: int, group: int = 1, short_vectors: bool = True) -> None:
-        self.frame, self.lanes, self.group, self.short_vectors = frame, lanes, group, short_vectors
+    def __init__(self, frame: KernelBuilder, lanes: int, short_vectors: bool = True) -> None:
+        self.frame, self.lanes, self.short_vectors = frame, lanes, short_vectors
         self.elements: dict[str, tuple[int, Element]] = {}  # name of an opaque call -> numbers of its index, element
         self.folds: dict[str, Fold] = {}  # by the name of the stage
         self.partial: set[str] = set()  # stages whose elements are partial results of one sum: any may take an element
         self.halves: set[str] = set()  # stages of the even and the odd elements of another one
         self.results: list[Stage] = []
+        self.writers: set[str] = set()  # stages whose elements are statements: those of results, and of rows
         self.hooks: list[Hook] = []
 
     # -- stages -------------------------------------------------------------------------------------------------------
@@ -91,36 +92,32 @@ class Blocks:
         self, name: str, extents: Sequence[int], write: Element, reads: Callable[..., Sequence[Any]] = lambda *i: ()
     ) -> None:
         """Add the loops that write the results; ``write`` stores all of them at an index."""
-        self.results.append(scheduling.stage(name, extents, lambda *i: self.call("int8", i, write, reads(*i))))
+        self.results.append(self.statements(name, extents, write, reads))
+
+    def statements(
+        self, name: str, extents: Sequence[int], write: Element, reads: Callable[..., Sequence[Any]]
+    ) -> Stage:
+        """Return a stage of statements, which stages that read it follow."""
+        self.writers.add(name)
+        return scheduling.stage(name, extents, lambda *i: self.call("int8", i, write, reads(*i)))
 
     def schedule(self) -> Schedule:
         return Schedule(self.results)
 
     # -- primitives ---------------------------------------------------------------------------------------------------
-    def split(self, schedule: Schedule, loop: Loop) -> tuple[Loop, Loop]:
+    def split(self, schedule: Schedule, loop: Loop, lanes: int) -> tuple[Loop, Loop]:
         """Split a loop over whole vectors into vectors and lanes."""
         size = int(schedule.get(loop).extent)
-        assert size % self.lanes == 0, f"{size} elements are no whole vectors"
-        return tuple(schedule.split(loop, [None, self.lanes], disable_predication=True))
+        assert size % lanes == 0, f"{size} elements are no whole vectors"
+        return tuple(schedule.split(loop, [None, lanes], disable_predication=True))
 
-    def vectorize(self, schedule: Schedule, loop: Loop, existing: int) -> Loop:
-        """Turn a loop over whole groups of vectors into vectors, of whose elements the first ones exist.
-
-        Return the loop over groups.
-        """
-        groups = loop
-        if self.group > 1:
-            size = int(schedule.get(loop).extent)
-            assert size % (self.group * self.lanes) == 0, f"{size} elements are no whole groups of vectors"
-            groups, loop = schedule.split(loop, [None, self.group * self.lanes], disable_predication=True)
-        vectors, lane = self.split(schedule, loop)
+    def vectorize(self, schedule: Schedule, loop: Loop, existing: int, lanes: int | None = None) -> Loop:
+        """Turn a loop over whole vectors into vectors, of whose elements the first ones exist; return their loop."""
+        lanes = lanes or self.lanes
+        vectors, lane = self.split(schedule, loop, lanes)
         schedule.vectorize(lane)
-        if self.group > 1:
-            self.unroll_group(schedule, vectors)
-        else:
-            groups = vectors
-        self.limit(schedule, groups, 0, existing)
-        return groups
+        self.limit(schedule, vectors, lanes, existing)
+        return vectors
 
     def within(self, schedule: Schedule, name: str, loop: Loop) -> Any:
         """Compute a stage within a loop, in a local array; return its block."""
@@ -134,7 +131,9 @@ class Blocks:
         schedule.annotate(loop, HOOK, len(self.hooks))
         self.hooks.append(hook)
 
-    def accumulate(self, schedule: Schedule, name: str, loop: Loop, axes: int = 1) -> tuple[Loop, list[Loop]]:
+    def accumulate(
+        self, schedule: Schedule, name: str, loop: Loop, axes: int = 1, lanes: int | None = None
+    ) -> tuple[Loop, list[Loop]]:
         """Compute a stage of ``fold`` over some axes within a loop, in vectors along the axis before them.
 
         Return the loop over vectors and those over the axes.
@@ -142,28 +141,29 @@ class Blocks:
         block = self.within(schedule, name, loop)
         loops = schedule.get_loops(block)
         elements, reduced = loops[-axes - 1], loops[-axes:]
-        vectors, lane = self.split(schedule, elements)
+        vectors, lane = self.split(schedule, elements, lanes or self.lanes)
         schedule.vectorize(lane)
         schedule.reorder(*reduced, vectors, lane)
-        if self.group > 1:
-            self.unroll_group(schedule, vectors)
-        if math.prod(int(schedule.get(k).extent) for k in reduced) <= FEW:
-            for k in reduced:
-                schedule.unroll(k)
-        *_, vector, lane = schedule.get_loops(schedule.decompose_reduction(block, reduced[0]))
-        schedule.vectorize(lane)
-        if self.group > 1:
-            schedule.unroll(vector)
+        schedule.vectorize(schedule.get_loops(schedule.decompose_reduction(block, reduced[0]))[-1])
         return vectors, reduced
 
-    def unroll_group(self, schedule: Schedule, vectors: Loop) -> None:
-        schedule.unroll(vectors)
-        schedule.annotate(vectors, GROUP, True)
+    def partial_results(
+        self, schedule: Schedule, name: str, loop: Loop, size: int, existing: int, axes: int = 1
+    ) -> list[Loop]:
+        """Compute a stage of ``size`` partial results of as many elements at a time; return the loops over its axes."""
+        vectors, reduced = self.accumulate(schedule, name, loop, axes)
+        if size > self.lanes:  # so that they stay in registers
+            schedule.unroll(vectors)
+            schedule.annotate(vectors, GROUP, True)
+        self.partial.add(name)
+        self.limit(schedule, reduced[-1], size, existing)
+        return reduced
 
     @staticmethod
-    def limit(schedule: Schedule, loop: Loop, begin: int, end: int) -> None:
-        """Let a loop over vectors, or groups of them, run from an iteration to the one of the last element."""
-        schedule.annotate(loop, FIRST, begin)
+    def limit(schedule: Schedule, loop: Loop, size: int, end: int, first: int = 0) -> None:
+        """Let a loop, of whose iterations each has ``size`` elements, end after this many elements."""
+        schedule.annotate(loop, SIZE, size)
+        schedule.annotate(loop, FIRST, first)
         schedule.annotate(loop, EXISTING, end)
 
     def finish(self, schedule: Schedule) -> t.Function:
@@ -178,7 +178,6 @@ class Expansion:
     def __init__(self, blocks: Blocks) -> None:
         self.blocks, self.frame = blocks, blocks.frame
         self.code, self.reader = blocks.frame.code, blocks.frame.reader
-        self.results = {r.op.name for r in blocks.results}
         self.index: dict[int, Any] = {}  # hash of the variable of TVM's loop -> position: comparing variables is slow
         self.arrays: dict[str, t.Buffer] = {}  # name of TVM's array -> array of the kernel
         self.rest = 0  # elements of the last vector; 0 in whole ones
@@ -192,19 +191,19 @@ class Expansion:
                 self.statement(part)
         elif isinstance(s, nodes.For):
             self.loop(s)
-        elif isinstance(s, nodes.AllocBuffer):
+        elif isinstance(s, nodes.AllocBuffer) and stage_of(s.buffer) not in self.blocks.writers:
             size = math.prod(int(n) for n in s.buffer.shape)
             self.arrays[s.buffer.name] = self.code.alloc(stage_of(s.buffer), size, str(s.buffer.dtype))
         elif isinstance(s, nodes.BufferStore):
             self.store(s)
-        elif not isinstance(s, nodes.DeclBuffer):  # of a parameter
+        elif not isinstance(s, (nodes.AllocBuffer, nodes.DeclBuffer)):  # of statements and parameters
             raise TypeError(f"unsupported statement of a schedule: {type(s).__name__}")
 
     def loop(self, s: Any) -> None:
         existing = s.annotations.get(EXISTING)
         if existing is not None:
-            first = int(s.annotations.get(FIRST, 0))
-            end, rest = divmod(int(existing), self.blocks.lanes * self.blocks.group)
+            first = int(s.annotations[FIRST])
+            end, rest = divmod(int(existing), int(s.annotations[SIZE]))
             if end > first:
                 self.iterate(s, end - first, s.kind, first)
             if rest:
@@ -245,7 +244,7 @@ class Expansion:
     def iterate(self, s: Any, extent: int, kind: Any, start: int = 0) -> None:
         with self.reader.loop("j" if kind == t.VECTORIZED else "i", extent, kind) as i:
             if self.rest:
-                self.merged[hash(s.loop_var)] = i
+                self.merged[hash(s.loop_var)] = i if kind == t.VECTORIZED else 0
             self.body(s, i + start if start else i)
 
     def body(self, s: Any, i: Any) -> None:
@@ -270,7 +269,7 @@ class Expansion:
 
     def store(self, s: Any) -> None:
         name = stage_of(s.buffer)
-        if name in self.results:
+        if name in self.blocks.writers:
             self.element(s.value)
             return
         index = self.index
@@ -304,6 +303,8 @@ class Expansion:
         if operation is not None:
             return operation(self.expr(x.a), self.expr(x.b))
         if isinstance(x, nodes.Load):
+            if stage_of(x.source) in self.blocks.writers:
+                return None
             fold = self.blocks.folds[stage_of(x.source)]
             return reductions.load_element(self.arrays[x.source.name], self.position(x.source, x.indices), fold.dtype)
         return self.element(x)

@@ -9,8 +9,8 @@ from mithril_cbackend.lowering.element import elementwise
 from mithril_cbackend.lowering.element.kernel import Kernel, Template
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.pool import pooling
-from mithril_cbackend.lowering.rows import reductions
-from mithril_cbackend.lowering.scheduled import elements, folds, pools
+from mithril_cbackend.lowering.rows import fused_rows, reductions
+from mithril_cbackend.lowering.scheduled import elements, folds, pools, row_passes
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Family:
 
 FAMILIES: Mapping[Template, Family] = {
     elementwise.elementwise: Family(elements.elements, elements.declines),
-    reductions.reduction: Family(folds.folds, folds.declines, folds.is_slower),
+    reductions.reduction: Family(folds.folds, folds.declines),
+    fused_rows.rows: Family(row_passes.rows, row_passes.declines),
     pooling.max_pool: Family(pools.pool, pools.declines),
     pooling.average_pool: Family(pools.pool, pools.declines, pools.is_slower),
 }

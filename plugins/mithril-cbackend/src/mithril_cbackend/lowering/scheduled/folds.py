@@ -25,13 +25,6 @@ def declines(kernel: Kernel, machine: Machine) -> str | None:
     return "rows shorter than a vector" if shape[-1] < lanes else None
 
 
-def is_slower(kernel: Kernel) -> str | None:
-    """Return why the template of a kernel is faster."""
-    axes, last = kernel.anchor.attributes["axis"], len(operand(kernel.anchor).shape) - 1
-    apart = last not in axes and max(axes) - min(axes) >= len(axes)
-    return "reduced axes apart, of which a loop of each is cheaper than their quotients" if apart else None
-
-
 class Folds:
     """Writer of one reduction."""
 
@@ -43,9 +36,8 @@ class Folds:
         self.outer = r.reduced[:-1] if r.is_along else r.reduced
         self.position: dict[int, Any] = {}  # axis of the operand -> position, for those that loops around vectors have
         many = self.inner >= 2 * UNROLL * r.lanes
-        group = (UNROLL if many else 1) if r.is_along else min(UNROLL, self.inner // r.lanes)
-        self.width = group * r.lanes
-        self.blocks = Blocks(r.frame, r.lanes, group)
+        self.width = r.lanes * ((UNROLL if many else 1) if r.is_along else min(UNROLL, self.inner // r.lanes))
+        self.blocks = Blocks(r.frame, r.lanes)
 
     def enter_row(self, row: Any) -> None:
         self.position |= zip(self.lead, self.reader.split(row, [self.r.shape[k] for k in self.lead]), strict=True)
@@ -88,15 +80,13 @@ class Folds:
             r.emit(self.position, result)
 
         total = self.total((self.rows, width), (self.outer_size, whole(self.inner, width) // width), element)
-        blocks.partial.add("total")
         blocks.result("results", (self.rows,), write, lambda row: (total(row, 0), total(row, width - 1)))
         s = blocks.schedule()
         (row,) = s.get_loops(s.get_sblock("results"))
         blocks.at_entry(s, row, self.enter_row)
         self.parallel(s, row)
-        _, (outer, groups) = blocks.accumulate(s, "total", row, 2)
+        outer, _ = blocks.partial_results(s, "total", row, width, self.inner, axes=2)
         blocks.at_entry(s, outer, self.enter_outer)
-        blocks.limit(s, groups, 0, self.inner)
         return blocks.finish(s)
 
     def across(self) -> Any:
@@ -117,9 +107,9 @@ class Folds:
         s = blocks.schedule()
         row, last = s.get_loops(s.get_sblock("results"))
         blocks.at_entry(s, row, self.enter_row)
-        groups = blocks.vectorize(s, last, self.inner)
+        groups = blocks.vectorize(s, last, self.inner, self.width)
         self.parallel(s, row if self.rows > 1 else groups)
-        _, (outer,) = blocks.accumulate(s, "total", groups)
+        _, (outer,) = blocks.accumulate(s, "total", groups, lanes=self.width)
         blocks.at_entry(s, outer, self.enter_outer)
         return blocks.finish(s)
 

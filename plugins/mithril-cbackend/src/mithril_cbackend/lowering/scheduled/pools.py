@@ -20,8 +20,9 @@ from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Mach
 from mithril_cbackend.lowering.pool import pooling
 from mithril_cbackend.lowering.pool.row_pooling import Line
 from mithril_cbackend.lowering.rows import reductions
-from mithril_cbackend.lowering.scheduled.blocks import FEW, Blocks, Fold, whole
+from mithril_cbackend.lowering.scheduled.blocks import Blocks, Fold, whole
 
+FEW = 9  # lines and columns of a window that are unrolled
 STACK = 16 << 10  # bytes of a line in a thread's own memory
 
 
@@ -111,12 +112,15 @@ def pool(kernel: Kernel, name: str, machine: Machine) -> Any:
     blocks.at_entry(s, row, enter_row)
     if machine.parallel(math.prod(shape_of(node.result))) == t.PARALLEL:
         s.parallel(row)
-    blocks.accumulate(s, "window", blocks.vectorize(s, last, columns))
+    _, (column_loop,) = blocks.accumulate(s, "window", blocks.vectorize(s, last, columns))
     if halves is not None:
         *_, part, element_loop = s.get_loops(blocks.within(s, "halves", row))
         s.unroll(part)
         blocks.vectorize(s, element_loop, size // 2)
     vectors, (offset_loop,) = blocks.accumulate(s, "line", row)
-    blocks.limit(s, vectors, begin // line.lanes, begin + line.image)
+    blocks.limit(s, vectors, line.lanes, begin + line.image, begin // line.lanes)
     blocks.at_entry(s, offset_loop, enter_line)
+    for loop, size in ((column_loop, line.kernel), (offset_loop, math.prod(offsets))):
+        if size <= FEW:
+            s.unroll(loop)
     return blocks.finish(s)
