@@ -103,9 +103,9 @@ def measure(name: str) -> None:
     build = interleaved(compilations, seconds=0.5, min_rounds=5, clock=time.process_time)
     kernels = programs["tvm"].program.kernels.values()
     by = f"{sum(k.scheduled is not None for k in kernels)}/{len(kernels)}"
-    same = "=" if np.array_equal(results["own"], results["tvm"], equal_nan=True) else " "
+    equal = "=" if np.array_equal(results["own"], results["tvm"], equal_nan=True) else " "
     print(
-        f"{name:<40} {by:>5} {run['own'] * 1e6:8.1f} {run['tvm'] * 1e6:8.1f} {same} {run['tvm'] / run['own']:5.2f}   "
+        f"{name:<40} {by:>5} {run['own'] * 1e6:8.1f} {run['tvm'] * 1e6:8.1f} {equal} {run['tvm'] / run['own']:5.2f}   "
         f"{build['own'] * 1e3:6.1f} {build['tvm'] * 1e3:6.1f}   {build['tvm'] / build['own']:5.2f}",
         flush=True,
     )

@@ -39,10 +39,10 @@ def run(function: Any, x: np.ndarray[Any, Any], **machine: Any) -> np.ndarray[An
 
 def check(function: Any, x: np.ndarray[Any, Any], **machine: Any) -> np.ndarray[Any, Any]:
     """Check the result of the templates, and that TVM's schedules give the same bits; return it."""
-    own, scheduled = (run(function, x, scheduler=scheduler, **machine) for scheduler in ("own", "tvm"))
-    np.testing.assert_array_equal(own, scheduled)
-    np.testing.assert_allclose(own, function(x), rtol=1e-5, atol=1e-6)
-    return own
+    template, scheduled = (run(function, x, scheduler=scheduler, **machine) for scheduler in ("own", "tvm"))
+    np.testing.assert_array_equal(template, scheduled)
+    np.testing.assert_allclose(template, function(x), rtol=1e-5, atol=1e-6)
+    return template
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Kernels whose loops TVM schedules: the bits of the templates, in the process and as C, and who scheduled what."""
+"""Kernels whose loops TVM schedules: the bits of the templates, in the process and as C, and the record of both."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ def graph_of(names: list[str]) -> tuple[Graph, dict[str, np.ndarray[Any, Any]]]:
 
 
 def compiled(graph: Graph, scheduler: str, **machine: Any) -> Executable:
-    chosen = Machine(machine_code.host_cpu(), **{"threads": 1, "scheduler": scheduler, **machine})
-    return compile_graph.compiled(graph, chosen, CompileTarget())
+    target = Machine(machine_code.host_cpu(), **{"threads": 1, "scheduler": scheduler, **machine})
+    return compile_graph.compiled(graph, target, CompileTarget())
 
 
 @pytest.mark.parametrize("machine", [{}, {"threads": 2}, {"vector_bytes": 16}], ids=["one", "threads", "narrow"])
 def test_same_bits(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_builder, "PARALLEL_WORK", 1)
     graph, inputs = graph_of(list(CASES))
-    own, scheduled = (compiled(graph, s, **machine) for s in ("own", "tvm"))
-    expected, actual = own({}, inputs), scheduled({}, inputs)
+    templates, scheduled = (compiled(graph, s, **machine) for s in ("own", "tvm"))
+    expected, actual = templates({}, inputs), scheduled({}, inputs)
     for k, name in enumerate(CASES):
         # LLVM contracts products and sums of the same statements differently where it unrolls other loops.
         ulps = 64 if "norm" in name else 0
@@ -103,11 +103,11 @@ def test_same_bits(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> 
         np.testing.assert_allclose(
             actual[f"y{k}"], expected[f"y{k}"], rtol=tolerance, atol=tolerance, strict=True, err_msg=name
         )
-    assert not any(k.scheduled for k in own.program.kernels.values())
+    assert not any(k.scheduled for k in templates.program.kernels.values())
     assert not {n: k.unscheduled for n, k in scheduled.program.kernels.items() if not k.scheduled}
     # LLVM's time grows with the code, which may take 1.3 of the time of templates.
-    own_size, size = (sum(len(t.text(f.primfunc)) for f in e.program.functions.values()) for e in (own, scheduled))
-    assert size < 1.3 * own_size
+    before, size = (sum(len(t.text(f.primfunc)) for f in e.program.functions.values()) for e in (templates, scheduled))
+    assert size < 1.3 * before
 
 
 def test_printed_c(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def model() -> Any:
 
 
 def messages(compiled_model: Any) -> str:
-    """Return what a program records about schedulers."""
+    """Return the records of a program about schedulers."""
     assert compiled_model.source  # builds it
     return "\n".join(d.message for d in compiled_model.decisions if d.message.startswith("scheduler:"))
 

@@ -43,7 +43,7 @@ class CBackend(Backend):
     """Backend on NumPy arrays; symbolic sizes are arguments of a program. TVM is imported when the first one is built.
 
     ``schedules`` is a file of the fastest measured schedules, read by the constructor. ``num_threads`` is the default
-    for compilations whose options do not set it. ``scheduler`` selects what arranges the loops of kernels: ``"own"``
+    for compilations whose options do not set it. ``scheduler`` selects the scheduler of kernels: ``"own"``
     templates, ``"tvm"`` (the primitives of TVM, where a schedule exists), or ``"auto"``: TVM where it is as fast.
     """
 

@@ -51,15 +51,14 @@ def build(
 
 
 def record_schedulers(kernels: Collection[Kernel], scheduler: str, options: BuildOptions) -> None:
-    """Record which kernels TVM schedules, and why templates of this backend schedule others."""
+    """Record which kernels TVM schedules, and why templates of this backend schedule unscheduled."""
     scheduled = Counter(k.anchor.op.name for k in kernels if k.scheduled is not None)
-    own = Counter(f"{k.anchor.op.name} ({k.unscheduled})" for k in kernels if k.scheduled is None)
+    unscheduled = Counter(f"{k.anchor.op.name} ({k.unscheduled})" for k in kernels if k.scheduled is None)
     if scheduled or (kernels and scheduler == "tvm"):
-        by_tvm, by_templates = (", ".join(f"{n} {what}" for what, n in c.items()) or "none" for c in (scheduled, own))
-        message = (
-            f"scheduler: TVM for {scheduled.total()} of {len(kernels)} kernels: {by_tvm}; templates: {by_templates}"
-        )
-        options.decisions.record("choice", message)
+        lists = (", ".join(f"{n} {name}" for name, n in c.items()) or "none" for c in (scheduled, unscheduled))
+        by_tvm, by_templates = lists
+        count = f"{scheduled.total()} of {len(kernels)} kernels"
+        options.decisions.record("choice", f"scheduler: TVM for {count}: {by_tvm}; templates: {by_templates}")
 
 
 def any_size(graph: Graph, machine: Machine, target: CompileTarget, options: BuildOptions) -> Executable:

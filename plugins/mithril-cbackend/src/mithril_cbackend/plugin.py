@@ -17,7 +17,7 @@ def mithril_backends() -> Sequence[BackendSpec]:
             class_name="CBackend",
             loads="mithril_cbackend.backend:CBackend",
             requires=("tvm", "tvm_ffi"),
-            summary="machine code by TVM, which schedules all but products and convolutions; exports readable C",
+            summary="machine code by TVM, also schedules of elements, reductions, rows, pools; exports readable C",
         )
     ]
 

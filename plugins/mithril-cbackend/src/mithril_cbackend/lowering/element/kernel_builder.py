@@ -42,7 +42,7 @@ class Machine:
     fuse: bool = True  # whether a kernel may compute several operations
     plan: str | Callable[..., Any] = "smallest"  # strategy of the memory plan
     compact: bool = False  # whether to prefer small scratch buffers to fast kernels
-    scheduler: str = "auto"  # what schedules kernels: "own" templates, "tvm", or per family the faster one
+    scheduler: str = "auto"  # of kernels: "own" templates, "tvm", or "auto", per family
     features: tuple[str, ...] = ()  # instructions of the CPU that kernels may select, in LLVM's names
 
     @property

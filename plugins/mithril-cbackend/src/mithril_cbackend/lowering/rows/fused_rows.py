@@ -155,7 +155,7 @@ class Rows:
         return bool(self.passes.saved[k]) or k + 1 == len(self.passes.folds)
 
     def begin(self, k: int, index: Index) -> None:
-        """Emit what pass ``k`` needs once per row."""
+        """Emit the factors of a row that pass ``k`` reads."""
         divisions = (n for n in self.passes.shortcuts[k] if n.op is ops.div)
         self.factors = {n: self.reciprocal(operand(n, 1), index) for n in divisions}
 

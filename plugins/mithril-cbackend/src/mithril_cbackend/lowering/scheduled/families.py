@@ -33,7 +33,7 @@ FAMILIES: Mapping[Template, Family] = {
 
 
 def choice(kernel: Kernel, machine: Machine) -> tuple[Template | None, str]:
-    """Return what writes a kernel by TVM's schedules; or None, and why its template does."""
+    """Return the writer of a kernel by TVM's schedules; or None, and why its template writes it."""
     if machine.scheduler == "own" or machine.launches:
         return None, ""
     family = FAMILIES.get(kernel.template)

@@ -39,7 +39,7 @@ def rows(kernel: Kernel, name: str, machine: Machine) -> Any:
 
 
 class Scheduled(Rows):
-    """Passes as stages: partial results, then a stage of what a row has once, which the next pass follows."""
+    """Passes as stages: partial results, then a stage of the values per row, which the next pass follows."""
 
     def __init__(self, frame: KernelBuilder, passes: Passes) -> None:
         super().__init__(frame, passes, {})
@@ -110,6 +110,6 @@ class Scheduled(Rows):
         blocks.vectorize(s, elements, self.width)
         for k in reversed(range(last)):
             blocks.within(s, f"row{k}", row)
-            for name in (name for of, name in totals if of == k):
+            for name in (name for number, name in totals if number == k):
                 blocks.partial_results(s, name, row, self.unroll(k) * self.lanes, self.width)
         return blocks.finish(s)
