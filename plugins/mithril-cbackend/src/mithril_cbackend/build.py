@@ -51,7 +51,7 @@ def build(
 
 
 def record_schedulers(kernels: Collection[Kernel], scheduler: str, options: BuildOptions) -> None:
-    """Record which kernels TVM schedules, and why templates of this backend schedule unscheduled."""
+    """Record which kernels TVM schedules, and why templates of this backend write the rest."""
     scheduled = Counter(k.anchor.op.name for k in kernels if k.scheduled is not None)
     unscheduled = Counter(f"{k.anchor.op.name} ({k.unscheduled})" for k in kernels if k.scheduled is None)
     if scheduled or (kernels and scheduler == "tvm"):
