@@ -34,6 +34,15 @@ mixed precision: recipes
 read a profile: recipes
 kv cache: recipes
 gradio: recipes
+gradient accumulation: recipes
+weight averaging: recipes
+optuna: recipes
+hyperparameter search: recipes
+track experiments: recipes
+wandb: reference/names/WandB
+weights biases: recipes
+netron: recipes
+publish a model: recipes
 load pytorch weights: importing
 many devices: many-devices
 image classifier: tutorials/image-classifier
