@@ -71,7 +71,7 @@ def write_wheel(folder: Path, name: str, version: str, requires=(), extras=()) -
 def index(tmp_path_factory):
     """Write the wheels; return the folder of third parties and that of this project."""
     other_wheels, project_wheels = tmp_path_factory.mktemp("other_wheels"), tmp_path_factory.mktemp("project_wheels")
-    required = {"tox", "nox", "ruff", "mypy", "import-linter", "gradio", "ziglang"}
+    required = {"tox", "nox", "ruff", "mypy", "import-linter", "gradio", "netron", "ziglang"}
     for name, project in projects().items():
         extras = project.get("optional-dependencies", {})
         requires = [*project["dependencies"]]
