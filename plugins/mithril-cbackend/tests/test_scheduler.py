@@ -21,6 +21,7 @@ from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.program.executable import Executable
+from mithril_cbackend.schedule import tuning
 from mithril_cbackend.tir import machine_code
 
 RNG = np.random.default_rng(0)
@@ -136,6 +137,24 @@ def test_who_schedules_is_recorded() -> None:
     assert messages(by["own"]) == ""
     open_sizes = ml.compile(model(), ml.CBackend(scheduler="tvm"), shapes={"input": ["B", 2, 10, 10]}, inference=True)
     assert "max_pool (symbolic sizes)" in messages(open_sizes)
+
+
+def test_vectors_of_a_reduction_are_a_schedule() -> None:
+    x = normal(90, 3000)
+    with Builder() as b:
+        image = b.input("x", x.shape, "float32")
+        results = {"rows": ops.sum(image, axis=-1), "columns": ops.max(image, axis=0)}
+    graph = b.build(results)
+    operations = tuning.operations(graph)
+    assert len(operations) == 2
+    sources = set()
+    for vectors in operations[next(iter(operations))].choices(Machine(machine_code.host_cpu(), 1)):
+        program = compiled(graph, "tvm", schedules=dict.fromkeys(operations, vectors))
+        sources.add(program.source)
+        actual = program({}, {"x": x})
+        np.testing.assert_allclose(actual["rows"], x.sum(-1), rtol=1e-3, atol=1e-2)
+        np.testing.assert_array_equal(actual["columns"], x.max(0))
+    assert len(sources) == 4
 
 
 def test_auto_leaves_slower_schedules_to_the_templates() -> None:

@@ -1,7 +1,7 @@
 """Selection of schedules: from a file, and with ``optimization_level="high"`` by measurement on this machine.
 
-Every large matmul and convolution is compiled alone, once for each schedule of a short list, and timed on random
-inputs. The fastest is cached on disk for all graphs with an operation of these sizes.
+Every large matmul, convolution and reduction is compiled alone, once for each schedule of a short list, and timed on
+random inputs. The fastest is cached on disk for all graphs with an operation of these sizes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from mithril_cbackend.lowering.conv import direct_convolution
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.matmul import matmul, matmul_form
+from mithril_cbackend.lowering.rows import reductions
+from mithril_cbackend.lowering.scheduled import folds
 from mithril_cbackend.program.executable import Executable
 from mithril_cbackend.schedule.schedules import Schedules, kind
 from mithril_tools.tuning_cache import machine as this_machine
@@ -37,7 +39,7 @@ Compile = Callable[[Graph, Machine, CompileTarget], Executable]
 
 @dataclass(frozen=True)
 class Operation:
-    """A matmul or convolution of certain sizes, and how often it occurs in the graph."""
+    """A matmul, convolution or reduction of certain sizes, and how often it occurs in the graph."""
 
     name: str  # key of its schedules
     node: Node
@@ -49,12 +51,16 @@ class Operation:
         """Return the short list of schedules."""
         if self.node.op in PRODUCTS:
             return matmul.schedules(self.node, machine)
+        if self.node.op in reductions.FOLDS:
+            return folds.schedules(self.node, machine)
         return direct_convolution.schedules(self.node, machine)
 
     def all_choices(self, machine: Machine) -> list[str]:
         """Return all schedules."""
         if self.node.op in CONVOLUTIONS:
             return direct_convolution.schedules(self.node, machine, max_per_kind=1 << 10)
+        if self.node.op in reductions.FOLDS:
+            return self.choices(machine)
         return cross_depths(self.choices(machine))
 
 
@@ -141,7 +147,7 @@ def _key(name: str, machine: Machine) -> str:
 
 
 def operations(graph: Graph) -> dict[str, Operation]:
-    """Return the matmuls and convolutions of a graph and its regions by name, the largest first."""
+    """Return the matmuls, convolutions and large reductions of a graph and its regions by name, the largest first."""
     entries: dict[str, Operation] = {}
     for node, within in iterate(graph):
         product = matmul_form.product_of(node) if node.op in PRODUCTS else None
@@ -151,6 +157,8 @@ def operations(graph: Graph) -> dict[str, Operation]:
             image = shape_of(node.result if node.op is ops.conv else operand(node))
             name = direct_convolution.signature(node)
             size = math.prod(image[2:]) * image[0] * math.prod(shape_of(operand(node, 1)))
+        elif node.op in reductions.FOLDS and math.prod(shape_of(operand(node))) >= SMALL:
+            name, size = folds.signature(node), math.prod(shape_of(operand(node)))
         else:
             continue
         existing = entries.get(name)

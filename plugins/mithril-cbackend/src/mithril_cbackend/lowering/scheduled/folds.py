@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from mithril.graph import Node
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
@@ -25,6 +26,20 @@ def declines(kernel: Kernel, machine: Machine) -> str | None:
     return "rows shorter than a vector" if shape[-1] < lanes else None
 
 
+def signature(node: Node) -> str:
+    """Return the key of a reduction's schedules."""
+    return f"{node.op.name} of axes {node.attributes['axis']} of {operand(node).type}"
+
+
+def schedules(node: Node, machine: Machine) -> list[str]:
+    """Return the numbers of vectors that an iteration may have."""
+    shape = shape_of(operand(node))
+    lanes = machine.lanes(max(operand(node).dtype.bits, 32))
+    if machine.scheduler == "own" or lanes == 1 or not shape or not operand(node).type.is_static:
+        return []
+    return [str(vectors) for vectors in (1, 2, 4, 8) if shape[-1] >= vectors * lanes]
+
+
 class Folds:
     """Writer of one reduction."""
 
@@ -36,7 +51,9 @@ class Folds:
         self.outer = r.reduced[:-1] if r.is_along else r.reduced
         self.position: dict[int, Any] = {}  # axis of the operand -> position, for those that loops around vectors have
         many = self.inner >= 2 * UNROLL * r.lanes
-        self.width = r.lanes * ((UNROLL if many else 1) if r.is_along else min(UNROLL, self.inner // r.lanes))
+        measured = r.frame.machine.schedules.get(signature(r.node))
+        usual = (UNROLL if many else 1) if r.is_along else UNROLL
+        self.width = r.lanes * min(int(measured or usual), self.inner // r.lanes)
         self.blocks = Blocks(r.frame, r.lanes)
 
     def enter_row(self, row: Any) -> None:
