@@ -54,15 +54,15 @@ def test_composites():
     assert words("squeeze unsqueeze stop_gradient repeat tile") <= where(traits.is_layout, all)
     products = where(traits.is_product) - PRIMITIVE
     assert products == words(
-        "einsum linear attention conv_transpose resize adaptive_avg_pool fft ifft rfft irfft fftn ifftn rfftn irfftn "
-        "pinv lstsq affine_grid info_nce_loss expert_matmul expert_mixture expert_weight_grad"
+        "einsum linear attention attention_grad conv_transpose resize adaptive_avg_pool fft ifft rfft irfft fftn ifftn "
+        "rfftn irfftn pinv lstsq affine_grid info_nce_loss expert_matmul expert_mixture expert_weight_grad"
     )
     assert "shape_of" not in where(traits.is_layout)
 
 
 LOW = """
-    attention conv conv_input_grad conv_transpose conv_weight_grad dot einsum expert_matmul expert_mixture
-    expert_weight_grad linear matmul"""
+    attention attention_grad conv conv_input_grad conv_transpose conv_weight_grad dot einsum expert_matmul
+    expert_mixture expert_weight_grad linear matmul"""
 FOLLOW = """
     abs add avg_pool barrier broadcast_to clip concat dropout elu flip gelu glu hard_sigmoid hard_swish hard_tanh
     leaky_relu max_pool maximum minimum mul neg pad pixel_shuffle relu relu6 repeat reshape roll rotary_embedding select

@@ -12,6 +12,7 @@ from small_models import block
 import mithril as ml
 from mithril.compiler import ProgramKey, ProgramKind
 from mithril.models import Conv2d, IOKey, Linear, MixtureOfExperts, Model, Relu
+from mithril_jax import lowering
 from mithril_jax.mesh.mesh_execution import SMALLEST_DIVIDED, explained
 from mithril_tpu.aot import analysis
 
@@ -68,6 +69,15 @@ def test_mesh_equals_one_device(way, one):
     # gradients have the shardings of their parameters
     updated = {name: p - 0.1 * results[1][name] for name, p in params.items()}
     compiled.evaluate(updated, X, G)
+
+
+@pytest.mark.parametrize("way", ["fsdp and model", "all"])
+def test_attention_in_blocks_is_divided(way, one, monkeypatch):
+    monkeypatch.setattr(lowering, "LONG", 0)
+    mesh, options = WAYS[way]
+    compiled, _, results = stepped(ml.JaxBackend(device_mesh=mesh), **options)
+    assert "blocked_attention_grad(" in compiled.source
+    assert_same(results, one)
 
 
 @pytest.mark.slow

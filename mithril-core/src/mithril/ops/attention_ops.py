@@ -112,24 +112,55 @@ def _size(n: Any) -> Any:
 
 @attention.vjp
 def _(g, y, q, k, v, mask, *, causal, scale):
-    """Recompute the weights: kernels do not save them, and CSE merges the two copies if attention is decomposed."""
-    p = _weights(q, k, mask, causal, scale)
-    c = _split_heads(upcast(g), k.shape[1])
-    shared = _split_heads(upcast(q), k.shape[1])
-    t = matmul(c, transpose(_grouped(upcast(v), p), perm=_last_swapped(len(p.shape))))
-    # sum(p * t) over keys equals sum(g * y) over sizes
-    s = p * (t - sum(c * _split_heads(upcast(y), k.shape[1]), axis=-1, keepdims=True))
-    factor = _factor(q, scale)
+    cotangents = attention_grad(g, y, q, k, v, mask, causal=causal, scale=scale)
+    if mask is None or not mask.dtype.is_float:
+        return *cotangents, None
+    _, s = _weights_and_cotangent(g, y, q, k, v, mask, causal, scale)
+    gm = unbroadcast(reshape(s, shape=(*q.shape[:3], k.shape[2])), mask.shape)
+    return *cotangents, downcast(gm, mask)
+
+
+def _grad_flops(types: Any, results: Any, attributes: Any) -> Any:
+    return _flops(types[2:], results, attributes) * 2.5
+
+
+@composite(
+    promotes="float",
+    promoted=("g", "y", "q", "k", "v"),
+    results=("q_grad", "k_grad", "v_grad"),
+    flops=_grad_flops,
+    tolerance=4.0,
+    samples=(
+        sample(*[(2, 3, 4, 5)] * 3, *[(2, 3, 6, 5)] * 2),
+        sample(*[(1, 2, 4, 3)] * 5, causal=True, label="causal"),
+        sample(*[(1, 4, 2, 3)] * 3, *[(1, 2, 5, 3)] * 2, causal=True, scale=0.5, label="grouped"),
+        sample(*[(1, 2, 3, 4)] * 5, (1, 1, 3, 3), label="additive"),
+    ),
+    precision="low",
+)
+def attention_grad(g, y, q, k, v, mask=None, *, causal: bool = False, scale: float | None = None):
+    """Cotangents of queries, keys and values of ``attention`` for the cotangent ``g`` of its result ``y``."""
+    p, s = _weights_and_cotangent(g, y, q, k, v, mask, causal, scale)
+    c, shared, factor = _split_heads(upcast(g), k.shape[1]), _split_heads(upcast(q), k.shape[1]), _factor(q, scale)
     gq = reshape(matmul(s, _grouped(upcast(k), p)) * factor, shape=q.shape)
     swap = _last_swapped(len(p.shape))
     gk = matmul(transpose(s, perm=swap), shared * factor)
     gv = matmul(transpose(p, perm=swap), c)
     if len(p.shape) == 5:
         gk, gv = sum(gk, axis=2), sum(gv, axis=2)
-    gm = None
-    if mask is not None and mask.dtype.is_float:
-        gm = downcast(unbroadcast(reshape(s, shape=(*q.shape[:3], k.shape[2])), mask.shape), mask)
-    return downcast(gq, q), downcast(gk, k), downcast(gv, v), gm
+    return downcast(gq, q), downcast(gk, k), downcast(gv, v)
+
+
+def _weights_and_cotangent(g: Any, y: Any, q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: Any) -> Any:
+    """Compute the weights again, as kernels do not save them, and the cotangent of the scores.
+
+    CSE merges the two copies of the weights if attention is decomposed.
+    """
+    p = _weights(q, k, mask, causal, scale)
+    c = _split_heads(upcast(g), k.shape[1])
+    t = matmul(c, transpose(_grouped(upcast(v), p), perm=_last_swapped(len(p.shape))))
+    # sum(p * t) over keys equals sum(g * y) over sizes
+    return p, p * (t - sum(c * _split_heads(upcast(y), k.shape[1]), axis=-1, keepdims=True))
 
 
 def _last_swapped(rank: int) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ from mithril.graph import (
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear, max_pool_grad
 from mithril_jax import held_weights, helpers, process_config
 from mithril_jax.execution import analysis, read, runner, with_gradient_signature, with_precision
-from mithril_jax.lowering import is_wide, table, with_rows_by_device, with_unroll
+from mithril_jax.lowering import is_wide, table, with_blocked_attention, with_rows_by_device, with_unroll
 from mithril_jax.mesh import mesh_execution, own_sums, pipeline_parallel
 
 native_table = table.extend()
@@ -97,6 +97,7 @@ def with_tpu_rows(base: Lowerings) -> Lowerings:
 ALIGNMENT = 64
 OWN_COMPARISONS = frozenset({max_pool_grad})  # compares elements with the maximum of their window
 TPU_TABLES = {"portable": with_tpu_rows(table), "native": with_tpu_rows(native_table)}
+CPU_TABLES = {"portable": with_blocked_attention(table), "native": with_blocked_attention(native_table)}
 PLATFORMS = {"gpu": "cuda", "cuda": "cuda", "cpu": "cpu", "tpu": "tpu"}
 
 
@@ -222,7 +223,9 @@ class JaxBackend(SourceBackend):
         return super().lowers(node, options)
 
     def base_table(self, semantics: str) -> Lowerings:
-        return TPU_TABLES[semantics] if "tpu" in self.capabilities.families else super().base_table(semantics)
+        if "tpu" in self.capabilities.families:
+            return TPU_TABLES[semantics]
+        return CPU_TABLES[semantics] if self.capabilities.family == "cpu" else super().base_table(semantics)
 
     def build(self, graph: Graph, options: BuildOptions | None = None) -> SourceExecutable:
         options = options or BuildOptions()
