@@ -11,7 +11,17 @@ from small_models import block
 
 import mithril as ml
 from mithril.compiler import ProgramKey, ProgramKind
-from mithril.models import Conv2d, IOKey, Linear, MixtureOfExperts, Model, Relu
+from mithril.models import (
+    Conv2d,
+    Dropout,
+    IOKey,
+    LayerNorm,
+    Linear,
+    MixtureOfExperts,
+    Model,
+    MultiHeadAttention,
+    Relu,
+)
 from mithril_jax import lowering
 from mithril_jax.mesh.mesh_execution import SMALLEST_DIVIDED, explained
 from mithril_tpu.aot import analysis
@@ -78,6 +88,28 @@ def test_attention_in_blocks_is_divided(way, one, monkeypatch):
     compiled, _, results = stepped(ml.JaxBackend(device_mesh=mesh), **options)
     assert "blocked_attention_grad(" in compiled.source
     assert_same(results, one)
+
+
+def test_positions_in_parts_equal_one_device():
+    """Pass keys around a ring; masks count the positions of the whole sequence."""
+    x, settings = IOKey("x"), {"causal": True, "kv_heads": 2}
+    h = x + Dropout(0.2)(MultiHeadAttention(16, 4, **settings, name="attn")(LayerNorm(16, name="norm")(x)))
+    network = Model.create(outputs={"y": Linear(16, name="last")(h)})
+    inputs = {"x": np.random.default_rng(0).standard_normal((2, 16, 16), np.float32)}
+    cotangent, results = np.random.default_rng(1).standard_normal((2, 16, 16), np.float32), []
+    for backend, options in ((ml.JaxBackend(), {}), (ml.JaxBackend(device_mesh=(2, 2)), {"parallelism": "context"})):
+        compiled = ml.compile(network, backend, shapes={"x": [2, 16, 16]}, **options)
+        params, state = compiled.randomize_params(0), compiled.initial_state(7)
+        results.append(compiled.evaluate(params, inputs, cotangent, state=state)[:2])
+    assert_same(results[1], results[0])
+    call = compiled.programs[-1].executable.call
+    call = getattr(call, "jitted_call", call)
+    arguments = {n: call.shardings.place(n, v, keep=False) for n, v in {**inputs, "grad/y": cotangent, **state}.items()}
+    kinds = analysis.collectives(call.lower(call.placed(params), arguments).compile().as_text())
+    assert "all-gather" not in kinds, "no device has all positions"
+    # Each device sends 2 heads of 8 positions, for the forward pass, for the sums of its gradient, and with
+    # cotangents: 2 + 2 + 4 arrays, twice at most.
+    assert kinds["collective-permute"].bytes <= 2 * 8 * (2 * 8 * 4 * 4)
 
 
 @pytest.mark.slow
@@ -192,6 +224,8 @@ def test_fully_sharded_training_equals_one_device():
         ((2, 2), {"pipeline_stages": 2}, r"does not tell how many(.|\n)*hint: use device_mesh=\(2, 2, 2\), .*=\(4,\)"),
         ((1, 1, 2), {"pipeline_chunks": 0}, "expected int of at least 1, got 0"),
         ((1, 1, 2), {"pipeline_chunks": 3}, "cannot be cut into 3 chunks"),
+        ((4,), {"parallelism": "context"}, "parallelism='context' requires a mesh with a second axis"),
+        ((2, 2), {"parallelism": "context", "tensor_split_dims": {"weights": 0}}, "tensor_split_dims conflicts with"),
     ],
 )
 def test_invalid_meshes_are_rejected(mesh, options, message):

@@ -46,7 +46,14 @@ from mithril.graph import (
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear, max_pool_grad
 from mithril_jax import held_weights, helpers, process_config
 from mithril_jax.execution import analysis, read, runner, with_gradient_signature, with_precision
-from mithril_jax.lowering import is_wide, table, with_blocked_attention, with_rows_by_device, with_unroll
+from mithril_jax.lowering import (
+    is_wide,
+    table,
+    with_blocked_attention,
+    with_ring_attention,
+    with_rows_by_device,
+    with_unroll,
+)
 from mithril_jax.mesh import mesh_execution, own_sums, pipeline_parallel
 
 native_table = table.extend()
@@ -135,7 +142,7 @@ class JaxBackend(SourceBackend):
             self.mesh = self._mesh(device, mesh_execution.parse_mesh(device_mesh))
         super().__init__(device=device or jax.default_backend(), dtype=dtype, precision=precision)
         self.jax_device = self._find(self.device)
-        self._tables: dict[tuple[int, int | None, bool], Lowerings] = {}
+        self._tables: dict[tuple[int, int | None, bool, int], Lowerings] = {}
         self.placement: Any = self.jax_device if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
     def _mesh(self, device: str | None, sizes: tuple[int, ...]) -> Mesh:
@@ -201,10 +208,14 @@ class JaxBackend(SourceBackend):
         """Return the lowering table; the option ``unroll`` unrolls its loops."""
         base = super().table(options)
         steps = dict(options.settings["jax_options"]).get("unroll") if options is not None else None
-        is_divided = self.mesh_axes(options).get("data", 1) > 1
-        key = (id(base), steps, is_divided)
+        axes = self.mesh_axes(options)
+        is_divided = axes.get("data", 1) > 1
+        in_context = options is not None and options.settings.get("parallelism") == "context"
+        positions = axes.get("model", 1) if in_context else 1
+        key = (id(base), steps, is_divided, positions)
         if key not in self._tables:
             divided = with_rows_by_device(base) if is_divided else base
+            divided = with_ring_attention(divided, positions) if positions > 1 else divided
             self._tables[key] = divided if steps is None else with_unroll(divided, steps)
         return self._tables[key]
 

@@ -12,8 +12,11 @@ from jax import lax
 from mithril.backend import needs
 
 
-def attention_blocks(q, k, v, mask, causal, scale):
-    """Return the operands in groups of heads, and functions of numbers of blocks."""
+def attention_blocks(q, k, v, mask, causal, scale, ahead):
+    """Return the operands in groups of heads, and functions of numbers of blocks.
+
+    The first query is ``ahead`` positions after the first key.
+    """
     size = 128  # positions of a block: of 128 to 1024 the quickest on a CPU, whose cache holds the scores
     batch, heads, queries, features = q.shape
     groups, keys = k.shape[1], k.shape[2]
@@ -40,7 +43,7 @@ def attention_blocks(q, k, v, mask, causal, scale):
     def scores(i, j):
         a, b = part(q, i * rows, rows), part(k, j * columns, columns)
         s = jnp.einsum("bghqd,bgkd->bghqk", a * jnp.asarray(scale, a.dtype), b, preferred_element_type=sum_dtype)
-        row = i * rows + jnp.arange(rows)[:, None] + (keys - queries)
+        row = i * rows + jnp.arange(rows)[:, None] + ahead
         column = j * columns + jnp.arange(columns)
         if mask is not None:
             sizes = [
@@ -53,20 +56,20 @@ def attention_blocks(q, k, v, mask, causal, scale):
 
     def first_row(j):
         """Return the first block of queries that reads the j-th block of keys."""
-        return jnp.clip((j * columns - (keys - queries)) // rows, 0, None) if causal else 0
+        return jnp.clip((j * columns - ahead) // rows, 0, None) if causal else 0
 
     def last_column(i):
         """Return the number of blocks of keys that the i-th block of queries reads."""
         count = k.shape[2] // columns
-        return jnp.clip(((i + 1) * rows - 1 + keys - queries) // columns + 1, 0, count) if causal else count
+        return jnp.clip(((i + 1) * rows - 1 + ahead) // columns + 1, 0, count) if causal else count
 
     return q, k, v, part, scores, (rows, columns), first_row, last_column
 
 
 @needs(attention_blocks)
-def attention_and_sums(q, k, v, mask, causal, scale):
+def attention_and_sums(q, k, v, mask, causal, scale, ahead):
     """Return attention, and the logarithms of the sums of its exponentials."""
-    q5, _, v5, part, scores, (rows, columns), _, last_column = attention_blocks(q, k, v, mask, causal, scale)
+    q5, _, v5, part, scores, (rows, columns), _, last_column = attention_blocks(q, k, v, mask, causal, scale, ahead)
     sum_dtype = jnp.promote_types(q.dtype, jnp.float32)
 
     def of_rows(i):
@@ -98,11 +101,10 @@ def attention_and_sums(q, k, v, mask, causal, scale):
     return joined(y).astype(q.dtype), joined(logs)
 
 
-@needs(attention_blocks, attention_and_sums)
-def blocked_attention_grad(g, y, q, k, v, mask, causal, scale):
-    """Return the cotangents of queries, keys and values."""
-    _, logs = attention_and_sums(q, k, v, mask, causal, scale)
-    q5, k5, v5, part, scores, (rows, columns), first_row, _ = attention_blocks(q, k, v, mask, causal, scale)
+@needs(attention_blocks)
+def cotangents_of_blocks(g, y, logs, q, k, v, mask, causal, scale, ahead):
+    """Return the cotangents of queries, keys and values, given the logarithms of the sums of all keys."""
+    q5, k5, v5, part, scores, (rows, columns), first_row, _ = attention_blocks(q, k, v, mask, causal, scale, ahead)
     sum_dtype = jnp.promote_types(q.dtype, jnp.float32)
 
     def in_blocks(x):
@@ -142,12 +144,20 @@ def blocked_attention_grad(g, y, q, k, v, mask, causal, scale):
     return gq.reshape(*q.shape[:2], -1, q.shape[3])[:, :, : q.shape[2]].astype(q.dtype), gk, gv
 
 
+@needs(attention_and_sums, cotangents_of_blocks)
+def blocked_attention_grad(g, y, q, k, v, mask, causal, scale):
+    """Return the cotangents of queries, keys and values."""
+    ahead = k.shape[2] - q.shape[2]
+    _, logs = attention_and_sums(q, k, v, mask, causal, scale, ahead)
+    return cotangents_of_blocks(g, y, logs, q, k, v, mask, causal, scale, ahead)
+
+
 @needs(attention_and_sums, blocked_attention_grad)
 def blocked_attention(q, k, v, mask, causal, scale):
     """Return attention, which JAX differentiates by ``blocked_attention_grad``."""
 
     def forward(q, k, v):
-        y, _ = attention_and_sums(q, k, v, mask, causal, scale)
+        y, _ = attention_and_sums(q, k, v, mask, causal, scale, k.shape[2] - q.shape[2])
         return y, (y, q, k, v)
 
     def backward(saved, g):
@@ -156,3 +166,62 @@ def blocked_attention(q, k, v, mask, causal, scale):
     attention = jax.custom_vjp(lambda q, k, v: forward(q, k, v)[0])
     attention.defvjp(forward, backward)
     return attention(q, k, v)
+
+
+# -- positions in parts ------------------------------------------------------------------------------------------------
+def around_ring(visit, state, carried):
+    """Call ``visit(state, carried, distance)`` for the keys of each device, which pass around the axis ``model``."""
+    parts, device = lax.axis_size("model"), lax.axis_index("model")
+    ring = [(k, (k + 1) % parts) for k in range(parts)]
+    for step in range(parts):
+        state, carried = visit(state, carried, device - (device - step) % parts)
+        carried = jax.tree.map(lambda x: lax.ppermute(x, "model", ring), carried)
+    return state, carried
+
+
+@needs(attention_and_sums, around_ring)
+def ring_sums(q, k, v, causal, scale):
+    """Return attention of the queries of this device to the keys of all, and the logarithms of the sums."""
+
+    def visit(state, carried, distance):
+        y, logs = state
+        part, of_part = attention_and_sums(q, *carried, None, causal, scale, distance * q.shape[2])
+        total = jnp.logaddexp(logs, of_part)
+        shift = jnp.where(total == -jnp.inf, 0, total)
+        part = jnp.where(of_part == -jnp.inf, 0, part)  # keys after all queries
+        return (y * jnp.exp(logs - shift) + part * jnp.exp(of_part - shift), total), carried
+
+    sum_dtype = jnp.promote_types(q.dtype, jnp.float32)
+    start = jnp.zeros((*q.shape[:3], v.shape[3]), sum_dtype), jnp.full((*q.shape[:3], 1), -jnp.inf, sum_dtype)
+    (y, logs), _ = around_ring(visit, start, (k, v))
+    return y.astype(q.dtype), logs
+
+
+def on_positions(function):
+    """Return the function of arrays whose positions are split over the axis ``model``, as a function of a device."""
+    split = jax.sharding.PartitionSpec(None, None, "model")
+    return jax.shard_map(function, in_specs=split, out_specs=split, axis_names={"model"}, check_vma=False)
+
+
+@needs(ring_sums, on_positions)
+def ring_attention(q, k, v, causal, scale):
+    """Return attention whose positions are split; keys and values of grouped heads travel once for each group."""
+    return on_positions(lambda *qkv: ring_sums(*qkv, causal, scale)[0])(q, k, v)
+
+
+@needs(ring_sums, cotangents_of_blocks, around_ring, on_positions)
+def ring_attention_grad(g, y, q, k, v, causal, scale):
+    """Return the cotangents of queries, keys and values; those of keys and values travel with them."""
+
+    def on_device(g, y, q, k, v):
+        _, logs = ring_sums(q, k, v, causal, scale)
+
+        def visit(gq, carried, distance):
+            k, v, gk, gv = carried
+            parts = cotangents_of_blocks(g, y, logs, q, k, v, None, causal, scale, distance * q.shape[2])
+            return gq + parts[0], (k, v, gk + parts[1], gv + parts[2])
+
+        gq, (_, _, gk, gv) = around_ring(visit, jnp.zeros_like(q), (k, v, jnp.zeros_like(k), jnp.zeros_like(v)))
+        return gq, gk, gv
+
+    return on_positions(on_device)(g, y, q, k, v)

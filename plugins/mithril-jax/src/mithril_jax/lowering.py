@@ -369,6 +369,28 @@ def with_blocked_attention(base: Lowerings) -> Lowerings:
     return extended
 
 
+def _is_ring(node: Node, parts: int) -> bool:
+    """Whether keys pass around a ring: without a mask, for as many queries as keys that the devices can divide."""
+    q, k, mask = (node.operands[node.op.operands.index(name)] for name in ("q", "k", "mask"))
+    assert q is not None
+    assert k is not None
+    return mask is None and isinstance(q.shape[2], int) and q.shape[2] == k.shape[2] and q.shape[2] % parts == 0
+
+
+def _ring_attention(call: Call) -> str:
+    function = getattr(blocked_attention, f"ring_{call.node.op.name}")
+    scale = call.scale if call.scale is not None else float(call.operand_type("q").shape[3]) ** -0.5
+    arrays = ", ".join(call.array(name) for name in call.node.op.operands[:-1])
+    return f"{call.helper(function)}({arrays}, {call.causal}, {call.literal(scale)})"
+
+
+def with_ring_attention(base: Lowerings, parts: int) -> Lowerings:
+    """Return the table with attention whose positions are split into parts."""
+    extended = base.extend()
+    extended.function("attention", "attention_grad", when=lambda node: _is_ring(node, parts))(_ring_attention)
+    return extended
+
+
 def with_unroll(base: Lowerings, steps: int) -> Lowerings:
     """Extend the table by a scan that is unrolled ``steps`` times."""
     extended = base.extend()

@@ -26,6 +26,8 @@ from mithril_jax import process_config
 from mithril_jax.mesh import own_sums
 
 AXES = ("data", "model", "pipeline")
+KINDS = (None, "data", "fsdp", "model", "context", "pipeline")  # values of parallelism
+SECOND = {"model": "model", "context": "second"}  # names in errors of the axis that they require
 GROUPS = ("weights", "activations")  # names in tensor_split_dims in addition to parameters
 
 # Below this number of elements, dividing an array saves less than its collectives cost.
@@ -196,17 +198,23 @@ class ArgumentShardings:
         self.simulated = mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self.parallelism = settings.get("parallelism")
         self.splits: dict[str, int] = dict(settings["tensor_split_dims"]) if "tensor_split_dims" in settings else {}
-        if self.parallelism not in (None, "data", "fsdp", "model", "pipeline"):
+        if self.parallelism not in KINDS:
             raise OptionError(
                 f"parallelism={self.parallelism!r} is not available on JAX",
-                facts=["available: 'data', 'fsdp', 'model', 'pipeline'"],
+                facts=["available: " + ", ".join(f"'{kind}'" for kind in KINDS if kind)],
                 hint="use ml.TorchBackend(device_mesh=...), or one of these",
             )
-        if self.parallelism == "model" and mesh.shape.get("model", 1) == 1:
+        if self.parallelism in ("model", "context") and mesh.shape.get("model", 1) == 1:
             raise OptionError(
-                "parallelism='model' requires a mesh with a model axis",
+                f"parallelism='{self.parallelism}' requires a mesh with a {SECOND[self.parallelism]} axis",
                 facts=[f"device_mesh={tuple(mesh.shape.values())}"],
                 hint=f"use device_mesh=(1, {mesh.devices.size})",
+            )
+        if self.parallelism == "context" and self.splits:
+            raise OptionError(
+                "tensor_split_dims conflicts with parallelism='context'",
+                facts=["the second axis of the mesh splits positions, and each device has complete weights"],
+                hint="omit tensor_split_dims, or use parallelism='model'",
             )
         self._check_names(graph, settings)
         self.pairs = self._pairs(graph)
@@ -245,13 +253,21 @@ class ArgumentShardings:
             if self.parallelism == "fsdp":
                 spec = self.stored_pairs.get(i.name) or self._divided(i, spec, "data")
             return self._divided(i, spec, "pipeline")
-        if i.role == "state" or not i.type.shape or self.mesh.shape["data"] == 1:
+        if i.role == "state" or not i.type.shape:
             return PartitionSpec()
-        size = i.type.shape[0]
-        if isinstance(size, int) and size % self.mesh.shape["data"]:
-            self._record_replicated(i.name, 0, size, "data")
-            return PartitionSpec()
-        return PartitionSpec("data")
+        axes = ("data", "model") if self.parallelism == "context" else ("data",)
+        split = [self._batch_axis(i, k, over) for k, over in enumerate(axes[: len(i.type.shape)])]
+        return PartitionSpec(*split) if any(split) else PartitionSpec()
+
+    def _batch_axis(self, i: Input, axis: int, over: str) -> str | None:
+        """Return the axis of the mesh that splits rows or positions of an input, or None if it cannot."""
+        size = i.type.shape[axis]
+        if self.mesh.shape[over] == 1 or (axis > 0 and not isinstance(size, int)):
+            return None
+        if isinstance(size, int) and size % self.mesh.shape[over]:
+            self._record_replicated(i.name, axis, size, over)
+            return None
+        return over
 
     def _pairs(self, graph: Graph) -> Mapping[str, Any] | None:
         """Return specs that split weights in pairs as in Megatron, by columns and then by rows.
@@ -259,6 +275,8 @@ class ArgumentShardings:
         The result is None without mithril-parallel, which finds the pairs, and empty if the user selects the axes.
         """
         if self.mesh.shape.get("model", 1) == 1 or any(n != "activations" for n in self.splits):
+            return {}
+        if self.parallelism == "context":  # the axis splits positions
             return {}
         if not all(i.type.is_static for i in graph.arguments):
             return None
@@ -380,7 +398,7 @@ class ArgumentShardings:
         spec = self.specs[name]
         if len(spec) and spec[0] == "data" and x.shape[0] % self.mesh.shape["data"]:
             self._record_replicated(name, 0, x.shape[0], "data")
-            spec = PartitionSpec()
+            spec = PartitionSpec(None, *spec[1:])
         result = put(x, NamedSharding(self.mesh, spec))
         if keep:
             self._device_params[name] = (x, result)
