@@ -16,7 +16,14 @@ EVERYDAY = [
 ]
 SOAKED = [
     ROOT / "plugins" / name
-    for name in ("mithril-cbackend", "mithril-openvino", "mithril-tinygrad", "mithril-torch", "mithril-train")
+    for name in (
+        "mithril-cbackend",
+        "mithril-openvino",
+        "mithril-passes",
+        "mithril-tinygrad",
+        "mithril-torch",
+        "mithril-train",
+    )
 ]  # have tests marked soak
 PINNED = ["-c", "constraints.txt"]
 

@@ -145,8 +145,7 @@ def difference(folder: Path, model: Any) -> float:
     compiled = ml.compile(model, "numpy", inference=True)
     inputs = call(model)
     results = compiled(inputs)
-    name = json.loads((folder / "config.json").read_text())["architectures"][0]
-    module = getattr(transformers, name).from_pretrained(folder).eval()
+    module = class_of(transformers.AutoConfig.from_pretrained(folder)).from_pretrained(folder).eval()
     module.config.use_cache = False
     with torch.no_grad():
         expected = module(**{n: torch.from_numpy(x) for n, x in inputs.items()})

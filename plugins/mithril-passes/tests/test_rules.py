@@ -59,6 +59,14 @@ SHAPES = {
     "transpose of joined axes": [("float32", (1, 2, 4, 3))],
     "RMS norm by scaled parameters": [("float32", (2, 3)), ("float32", (3,))],
     "parameters of an RMS norm": [("float32", (2, 3)), ("float32", (3,))],
+    "softmax between casts": [("bfloat16", (2, 3))],
+    "log-softmax between casts": [("bfloat16", (2, 3))],
+    "layer norm between casts": [("bfloat16", (2, 3))],
+    "layer norm with parameters between casts": [("bfloat16", (2, 3)), ("bfloat16", (3,)), ("bfloat16", (3,))],
+    "RMS norm between casts": [("bfloat16", (2, 3))],
+    "RMS norm with parameters between casts": [("bfloat16", (2, 3)), ("bfloat16", (3,))],
+    "activation between casts": [("bfloat16", (2, 3))],
+    "reduction between casts": [("bfloat16", (2, 3))],
     "operand with axes of size 1 in front": [("float32", (2, 3)), ("float32", (3,))],
 }
 MODULES = (simplify, composite_matching, horizontal_fusion, batch_norm)
@@ -95,7 +103,7 @@ def test_it_fires_on_its_pattern(rule):
     verify(rewritten)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("rule", ALL, ids=lambda r: r.name)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_default_level_applies_it_where_both_sides_agree(rule, dtype):

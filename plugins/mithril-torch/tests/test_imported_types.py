@@ -85,3 +85,11 @@ def test_open_sizes_in_another_order_are_rejected():
     for shape in ((5, 4), (2, 2)):  # also if the model is compiled for fixed sizes
         compiled = ml.compile(model, "numpy", inference=True, shapes={"x": list(shape)})
         np.testing.assert_allclose(compiled({"x": draw(*shape).numpy()})["output"], draw(*shape).sin(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_embeddings_keep_the_dtype_of_the_module(dtype):
+    module = nn.Sequential(nn.Embedding(4, 6), nn.Linear(6, 3)).to(getattr(torch, dtype))
+    model = ml.from_torch(module, torch.ones(2, dtype=torch.int64), training=False)
+    compiled = ml.compile(model, "numpy", inference=True)
+    assert {str(x.dtype) for x in compiled.params.values()} == {dtype}

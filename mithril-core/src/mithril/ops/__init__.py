@@ -22,6 +22,7 @@ from mithril.ops import (  # noqa: F401
     cumulative,
     dynamic_slices,
     elementwise,
+    error_functions,
     expert_products,
     imbalance_losses,
     indexing,
@@ -51,6 +52,7 @@ from mithril.ops.creation import size_value
 from mithril.ops.derived_gradients import BY_KERNEL, BodyGradient
 from mithril.ops.draws import Draws
 from mithril.ops.elementwise import CENTRAL, TAIL
+from mithril.ops.error_functions import scaled_erfc
 from mithril.ops.expert_products import sum_of_shares, used_experts
 from mithril.ops.folding import FOLD_LIMIT, is_foldable
 from mithril.ops.nn import ACTIVATIONS, ANY_ACTIVATION
@@ -85,6 +87,7 @@ __all__ = [
     "is_foldable",
     "name_outputs",
     "op",
+    "scaled_erfc",
     "scan",
     "scan_op",
     "size_value",

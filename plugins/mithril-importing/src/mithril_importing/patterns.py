@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from mithril import ops
@@ -45,21 +46,34 @@ class NamedLinear(Linear):
         return y if b is None else y + b
 
 
-def known_layer(shapes: Shapes) -> Callable[[str, Sequence[Region]], Layer | None]:
+class TypedEmbedding(Embedding):
+    """An embedding whose table has the dtype of the source; others take it from their float inputs."""
+
+    def __init__(self, vocabulary: int, size: int, dtype: str) -> None:
+        super().__init__(vocabulary, size)
+        self.dtype = dtype
+
+    def build(self, indices: Any) -> Any:
+        return ops.embedding(indices, self.param("weight", (self.vocabulary, self.size), dtype=self.dtype))
+
+
+def known_layer(
+    shapes: Shapes, dtypes: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[str, Sequence[Region]], Layer | None]:
     """Return a function that returns the layer of all regions of a module, or None if they have no known pattern.
 
-    ``shapes`` are those of the parameters by their names in the source.
+    ``shapes`` and ``dtypes`` are those of the parameters by their names in the source; dtypes default to float32.
     """
 
     def known(path: str, regions: Sequence[Region]) -> Layer | None:
-        matches = {_match(path, region, shapes) for region in regions}
+        matches = {_match(path, region, shapes, dtypes) for region in regions}
         match = matches.pop() if len(matches) == 1 else None
         return None if match is None else match.create()
 
     return known
 
 
-def _match(path: str, region: Region, shapes: Shapes) -> Match | None:
+def _match(path: str, region: Region, shapes: Shapes, dtypes: Mapping[str, str]) -> Match | None:
     operations = _without_broadcasts(list(region.operations()))
     if len(region.reads) != 1 or len(region.results) != 1:
         return None
@@ -81,7 +95,8 @@ def _match(path: str, region: Region, shapes: Shapes) -> Match | None:
         x, w, b = (*operands, None)[:3]
         return _linear(path, x, w, b, shapes)
     if operation.kind == "embedding" and len(operands) == 2 and operands[0] == Param(f"{path}.weight"):
-        return Match(Embedding, shapes[f"{path}.weight"])
+        table = f"{path}.weight"
+        return Match(TypedEmbedding, (*shapes[table], dtypes.get(table, "float32")))
     if operation.kind == "layer_norm":
         return _layer_norm(path, *operands, shapes=shapes)
     if operation.kind in CONVOLUTIONS:

@@ -15,17 +15,6 @@ from mithril import ops
 SHIFT = 6
 STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680)
 EULER = (1 / 12, -1 / 120, 1 / 252, -1 / 240)
-# erfc(x) exp(x^2) as quotients of polynomials, highest power first: W. J. Cody, Math. Comp. 23 (1969), in the form of
-# the Cephes library, for x from 1 to 8 and from 8.
-ERFC_P = (2.46196981473530512524e-10, 5.64189564831068821977e-1, 7.46321056442269912687, 48.6371970985681366614,
-          196.520832956077098242, 526.445194995477358631, 934.528527171957607540, 1027.55188689515710272,
-          557.535335369399327526)  # fmt: skip
-ERFC_Q = (1.0, 13.2281951154744992508, 86.7072140885989742329, 354.937778887819891062, 975.708501743205489753,
-          1823.90916687909736289, 2246.33760818710981792, 1656.66309194161350182, 557.535340817727675546)  # fmt: skip
-ERFC_R = (5.64189583547755073984e-1, 1.27536670759978104416, 5.01905042251180477414, 6.16021097993053585195,
-          7.40974269950448939160, 2.97886665372100240670)  # fmt: skip
-ERFC_S = (1.0, 2.26052863220117276590, 9.39603524938001434673, 12.0489539808096656605, 17.0814450747565897222,
-          9.60896809063285878198, 3.36907645100081516050)  # fmt: skip
 ZETA_TERMS = 32
 BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)  # B2, B4, ...
 
@@ -140,28 +129,13 @@ def root_of_squares(x: Any) -> Any:
 
 
 # -- the error function -------------------------------------------------------------------------------------------
-def _scaled_erfc(x: Any) -> Any:
-    """Return erfc(x) exp(x**2) for x of at least 1."""
-    is_near = ops.less(x, 8.0)
-    lower_part, upper_part = ops.where(is_near, x, 1.0), ops.where(is_near, 8.0, x)
-    inverse = ops.reciprocal(upper_part)  # powers of the reciprocal cannot overflow
-    for_near = polynomial(lower_part, ERFC_P[::-1]) / polynomial(lower_part, ERFC_Q[::-1])
-    for_far = polynomial(inverse, ERFC_R) / polynomial(inverse, ERFC_S) * inverse
-    return ops.where(is_near, for_near, for_far)
-
-
-def erfc(x: Any) -> Any:
-    """Return 1 - erf(x), accurate where it is small."""
-    large = ops.greater(x, 1.0)
-    z = ops.where(large, x, 1.0)
-    return ops.where(large, _scaled_erfc(z) * ops.exp(ops.neg(ops.square(z))), 1.0 - ops.erf(x))
-
-
 def erfcx(x: Any) -> Any:
     """Return erfc(x) exp(x**2)."""
     large = ops.greater(x, 1.0)
     small = ops.where(large, 1.0, x)
-    return ops.where(large, _scaled_erfc(ops.where(large, x, 1.0)), ops.exp(ops.square(small)) * (1.0 - ops.erf(small)))
+    return ops.where(
+        large, ops.scaled_erfc(ops.where(large, x, 1.0)), ops.exp(ops.square(small)) * (1.0 - ops.erf(small))
+    )
 
 
 def log_ndtr(x: Any) -> Any:
@@ -169,8 +143,8 @@ def log_ndtr(x: Any) -> Any:
     z = x * math.sqrt(0.5)
     tail = ops.less(z, -1.0)
     inner = ops.where(tail, ops.neg(z), 1.0)
-    in_tail = ops.log(0.5 * _scaled_erfc(inner)) - ops.square(inner)
-    return ops.where(tail, in_tail, ops.log1p(-0.5 * erfc(ops.where(tail, 0.0, z))))
+    in_tail = ops.log(0.5 * ops.scaled_erfc(inner)) - ops.square(inner)
+    return ops.where(tail, in_tail, ops.log1p(-0.5 * ops.erfc(ops.where(tail, 0.0, z))))
 
 
 def ndtri(p: Any) -> Any:
@@ -179,7 +153,7 @@ def ndtri(p: Any) -> Any:
     finite = ops.isfinite(x)
     start = ops.where(finite, x, 0.0)
     density = ops.exp(-0.5 * ops.square(start)) * (2 * math.pi) ** -0.5
-    value = 0.5 * erfc(start * -math.sqrt(0.5))
+    value = 0.5 * ops.erfc(start * -math.sqrt(0.5))
     stable = ops.logical_and(finite, ops.greater(density, 1e-30))
     return ops.where(stable, start - (value - p) / ops.where(stable, density, 1.0), x)
 

@@ -17,8 +17,8 @@ UNARY = {
         name: getattr(ops, name)
         for name in ("neg", "sin", "cos", "tan", "tanh", "exp", "log", "log1p", "expm1", "sqrt")
     },
-    **{name: getattr(ops, name) for name in ("rsqrt", "abs", "sign", "floor", "ceil", "erf", "square", "asin", "acos")},
-    **{name: getattr(ops, name) for name in ("atan", "sinh", "cosh", "asinh", "acosh", "atanh")},
+    **{name: getattr(ops, name) for name in ("rsqrt", "abs", "sign", "floor", "ceil", "erf", "erfc", "square")},
+    **{name: getattr(ops, name) for name in ("asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")},
     "logistic": ops.sigmoid,
     "erf_inv": ops.erfinv,
     "is_finite": ops.isfinite,
@@ -107,7 +107,6 @@ def cbrt(x: Any, **_: Any) -> Any:
 SPECIAL: dict[str, Callable[..., Any]] = {
     "lgamma": special.lgamma,
     "digamma": special.digamma,
-    "erfc": special.erfc,
     "bessel_i0e": lambda x: special.scaled_bessel_i(x, 0),
     "bessel_i1e": lambda x: special.scaled_bessel_i(x, 1),
     "igamma": special.igamma,

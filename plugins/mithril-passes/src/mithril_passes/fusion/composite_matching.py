@@ -10,8 +10,10 @@ from typing import Any
 from mithril.graph import Graph, Value, is_static
 from mithril.ops import (
     add,
+    cast,
     dot,
     erf,
+    erfc,
     exp,
     gelu,
     layer_norm,
@@ -53,7 +55,9 @@ HALVES: tuple[Callable[[Any, Any], Any], ...] = (  # half the product, as it is 
 ERFS: tuple[Callable[[Any], Any], ...] = (
     lambda x: 1.0 + erf(x * (1 / math.sqrt(2))),
     lambda x: 1.0 + erf(x / math.sqrt(2)),
-    lambda x: 1.0 - erf(neg(x) * (1 / math.sqrt(2))),  # erfc
+    lambda x: erfc(neg(x) * (1 / math.sqrt(2))),  # as JAX writes it
+    lambda x: erfc(neg(x) / math.sqrt(2)),
+    lambda x: erfc(x * (-1 / math.sqrt(2))),
 )
 TANHS: tuple[Callable[[Any], Any], ...] = (
     lambda x: 1.0 + tanh(ROOT * (x + 0.044715 * x**3.0)),
@@ -330,17 +334,103 @@ PRODUCTS = [
     ),
 ]
 
-RULES = RuleSet("operator-fusion", [*ACTIVATIONS, *SOFTMAX, *NORMS, *PRODUCTS, *ATTENTION])
+
+# -- computations in float32 between casts --------------------------------------------------------------------------
+def _is_narrow(x: Value, *parameters: Value, kind: Any, **_: Any) -> bool:
+    """Whether all operands have the dtype of the result, of 16 bits."""
+    return x.dtype.is_float and x.dtype.bits == 16 and all(v.dtype is kind for v in (x, *parameters))
+
+
+def _wide(x: Any) -> Any:
+    return cast(x, dtype="float32")
+
+
+def _between_casts(before: Callable[..., Any], after: Callable[..., Any], name: str) -> Rule:
+    return rule(before, after, when=_is_narrow, exact=False, name=name)
+
+
+CASTS = [  # the composites compute 16 bits in float32 themselves
+    _between_casts(
+        lambda x, *, kind="bfloat16", axis=-1: cast(softmax(_wide(x), axis=axis), dtype=kind),
+        lambda x, *, axis: softmax(x, axis=axis),
+        "softmax between casts",
+    ),
+    _between_casts(
+        lambda x, *, kind="bfloat16", axis=-1: cast(log_softmax(_wide(x), axis=axis), dtype=kind),
+        lambda x, *, axis: log_softmax(x, axis=axis),
+        "log-softmax between casts",
+    ),
+    _between_casts(
+        lambda x, *, kind="bfloat16", axes=(-1,), eps=1e-5: cast(layer_norm(_wide(x), axes=axes, eps=eps), dtype=kind),
+        lambda x, *, axes, eps: layer_norm(x, axes=axes, eps=eps),
+        "layer norm between casts",
+    ),
+    _between_casts(
+        lambda x, w, b, *, kind="bfloat16", axes=(-1,), eps=1e-5: cast(
+            layer_norm(_wide(x), _wide(w), _wide(b), axes=axes, eps=eps), dtype=kind
+        ),
+        lambda x, w, b, *, axes, eps: layer_norm(x, w, b, axes=axes, eps=eps),
+        "layer norm with parameters between casts",
+    ),
+    _between_casts(
+        lambda x, *, kind="bfloat16", axis=-1, eps=1e-6: cast(rms_norm(_wide(x), axis=axis, eps=eps), dtype=kind),
+        lambda x, *, axis, eps: rms_norm(x, axis=axis, eps=eps),
+        "RMS norm between casts",
+    ),
+    _between_casts(
+        lambda x, w, *, kind="bfloat16", axis=-1, eps=1e-6: cast(
+            rms_norm(_wide(x), _wide(w), axis=axis, eps=eps), dtype=kind
+        ),
+        lambda x, w, *, axis, eps: rms_norm(x, w, axis=axis, eps=eps),
+        "RMS norm with parameters between casts",
+    ),
+    _between_casts(
+        lambda x, *, kind="bfloat16", approximate="none": cast(gelu(_wide(x), approximate=approximate), dtype=kind),
+        lambda x, *, approximate: gelu(x, approximate=approximate),
+        "activation between casts",
+    ),
+    _between_casts(
+        lambda x, *, kind="bfloat16": cast(silu(_wide(x)), dtype=kind), lambda x: silu(x), "activation between casts"
+    ),
+    _between_casts(
+        lambda x, *, kind="bfloat16": cast(sigmoid(_wide(x)), dtype=kind),
+        lambda x: sigmoid(x),
+        "activation between casts",
+    ),
+    _between_casts(
+        lambda x, *, kind="bfloat16", axis=(-1,), keepdims=True: cast(
+            mean(_wide(x), axis=axis, keepdims=keepdims), dtype=kind
+        ),
+        lambda x, *, axis, keepdims: mean(x, axis=axis, keepdims=keepdims),
+        "reduction between casts",
+    ),
+    _between_casts(
+        lambda x, *, kind="bfloat16", axis=(-1,), keepdims=True: cast(
+            sum_(_wide(x), axis=axis, keepdims=keepdims), dtype=kind
+        ),
+        lambda x, *, axis, keepdims: sum_(x, axis=axis, keepdims=keepdims),
+        "reduction between casts",
+    ),
+]
+
+RULES = RuleSet("operator-fusion", [*ACTIVATIONS, *SOFTMAX, *NORMS, *PRODUCTS, *ATTENTION, *CASTS])
 
 
 # -- where rules are applied ----------------------------------------------------------------------------------------
 # A composite is more stable than its primitives: they differ at infinities and where primitives overflow, often only in
 # the gradient. Level high uses the composite; lower levels keep the results of the primitives. At a kink the gradient
 # of some composites is another number; before gradients, no level uses these.
-FORMS = ("product", "mean", "second power", "reciprocal of a root")  # parts of composites, rewritten before them
+FORMS = (
+    "product",
+    "mean",
+    "second power",
+    "reciprocal of a root",
+    "reduction between casts",
+)  # parts of composites, rewritten before them
 EQUAL_GRADIENTS = (
     *FORMS,
     *("linear", "bias of a linear", "softmax", "log-softmax", "attention"),
+    *("softmax between casts", "log-softmax between casts", "activation between casts"),
     *("attention with a mask", "attention of scaled queries", "attention to repeated heads"),
     "weights on the right",
 )
@@ -352,21 +442,24 @@ EQUAL_VALUES = (
     *("attention to selected keys", "guarded weights"),  # gradients of rows without keys differ
     *("layer norm", "layer norm without parameters", "parameters of a layer norm"),
     *("RMS norm", "RMS norm by scaled parameters", "parameters of an RMS norm"),
+    *("layer norm between casts", "layer norm with parameters between casts"),
+    *("RMS norm between casts", "RMS norm with parameters between casts"),
 )
 ANY_WIDTH = (
+    *dict.fromkeys(r.name for r in CASTS),
     *("product", "second power", "linear", "bias of a linear"),
     *("relu", "gelu", "gelu by tanh", "sigmoid", "silu"),
 )
 
 
-def _has_no_16_bit_operand(*values: Value, **_: Any) -> bool:
-    """Whether no operand has 16 bits: there the primitives overflow, while the composite computes in float32."""
-    return all(v.dtype.bits >= 32 or v.dtype.is_bool for v in values)
+def _has_range_of_float32(*values: Value, **_: Any) -> bool:
+    """Whether no operand is a float16: there the primitives overflow, while the composite computes in float32."""
+    return not any(v.dtype.name == "float16" for v in values)
 
 
 def _faithful(names: Iterable[str]) -> RuleSet:
     """Return the named rules, restricted to dtypes for which both sides agree for all numbers."""
-    rules = [r if r.name in ANY_WIDTH else r.restricted(_has_no_16_bit_operand) for r in RULES.rules if r.name in names]
+    rules = [r if r.name in ANY_WIDTH else r.restricted(_has_range_of_float32) for r in RULES.rules if r.name in names]
     return RuleSet(RULES.name, rules)
 
 

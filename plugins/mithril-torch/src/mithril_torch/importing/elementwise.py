@@ -13,7 +13,7 @@ from mithril_torch.importing.table import as_value, broadcast, cast, is_tensor, 
 
 UNARY = (
     *("abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "erf", "erfinv", "exp", "expm1"),
-    *("floor", "isnan", "isinf", "isfinite", "log", "log1p", "log2", "neg", "reciprocal", "round"),
+    *("floor", "isnan", "isinf", "isfinite", "log", "log1p", "log2", "neg", "reciprocal", "round", "erfc"),
     *("rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh", "trunc"),
 )
 PREDICATES = ("isnan", "isinf", "isfinite")

@@ -36,7 +36,8 @@ class TorchModule(ImportedLayer):
     ) -> None:
         programs = [p for p in (evaluation, training) if isinstance(p, Exported)]
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        super().__init__("", [region_of(p) for p in programs], known_layer(shapes))
+        dtypes = {name: dtype_name(tensor.dtype) for name, tensor in tensors.items()}
+        super().__init__("", [region_of(p) for p in programs], known_layer(shapes, dtypes))
         self.evaluation, self.training_program, self.operators = evaluation, training, operators
         self.input_names = tuple(evaluation.inputs)
         self.arrays = {name: array_of(t) for name, t in tensors.items()}

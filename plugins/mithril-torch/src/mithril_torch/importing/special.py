@@ -24,7 +24,6 @@ def _multiplied_by_log(x: Any, log: Any) -> Any:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lgamma": special.lgamma,
     "digamma": _digamma,
-    "erfc": special.erfc,
     "special_erfcx": special.erfcx,
     "special_log_ndtr": special.log_ndtr,
     "special_ndtri": special.ndtri,
