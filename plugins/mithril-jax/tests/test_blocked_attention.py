@@ -64,3 +64,12 @@ def test_no_array_has_the_scores_of_all_positions():
     compiled = ml.compile(model, ml.JaxBackend(device="cpu"), shapes={"x": list(x.shape)})
     compiled.evaluate(compiled.randomize_params(0), {"x": x}, {"y": x})
     assert analysis(compiled.programs[-1].executable, {}).temp_size_in_bytes < 1024 * 1024 * x.itemsize / 2
+
+
+def test_attention_to_a_cache_reads_its_visible_part():
+    shape = (1, 1, 512, 4)
+    compiled = ml.compile(attention(shape, shape), ml.JaxBackend(device="cpu"))
+    (node,) = (n for n in compiled.graph.nodes if n.op is ops.attention)
+    table = compiled.backend.table()
+    blocks, cached = table.find(node), table.find(node.replaced(tags={"cached": True}))
+    assert blocks is not cached and cached is lowering.table.find(node.replaced(tags={"cached": True}))

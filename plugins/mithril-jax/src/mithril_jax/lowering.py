@@ -350,6 +350,8 @@ def _is_long(node: Node) -> bool:
     assert q is not None
     assert k is not None
     queries, keys = q.shape[2], k.shape[2]
+    if node.tags.get("cached"):  # reads the part of a cache that is visible
+        return False
     if not (isinstance(queries, int) and isinstance(keys, int)) or queries * keys < LONG:
         return False
     return (mask is None or mask.dtype.is_bool) and (queries <= keys or not node.attributes["causal"])
