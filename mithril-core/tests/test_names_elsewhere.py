@@ -7,8 +7,10 @@ import pytest
 
 import mithril as ml
 from mithril import models, ops
-from mithril.graph import LAYERS, OPERATIONS, PACKAGE
+from mithril.compiler import resolve_options
+from mithril.graph import LAYERS, METHODS, OPERATIONS, OPTIONS, PACKAGE
 from mithril.graph.synonyms import EXPRESSIONS
+from mithril.models import flatten
 
 # Pairs: the name that users type, and the name that the hint has to contain.
 EXPECTED_OPERATIONS = """
@@ -99,3 +101,29 @@ def test_the_expressions_for_operations_of_others_compute():
             with pytest.raises(AttributeError, match="write "):
                 getattr(ops, word)
     assert computed > 30
+
+
+def test_methods_of_models_elsewhere_are_errors_with_the_way_here():
+    model = models.Sequential(models.Linear(3))
+    for words in METHODS:
+        for word in words.split():
+            assert not hasattr(model, word), word
+            with pytest.raises(AttributeError, match="use "):
+                getattr(model, word)
+    with pytest.raises(AttributeError, match=r"^Sequential has no attribute 'frobnicate'$"):
+        model.frobnicate()
+    assert not hasattr(model, "__len2__") and getattr(model, "frobnicate", 1) == 1
+
+
+def test_keywords_of_other_compilers_are_errors_with_the_way_here():
+    for words in OPTIONS:
+        for word in words.split():
+            with pytest.raises(ml.OptionError, match=f"unknown option '{word}' of ml.compile\nhint: use "):
+                resolve_options({word: 1})
+
+
+def test_models_of_other_frameworks_name_their_importer():
+    for root, importer in [("torch.nn.modules.linear", "from_torch"), ("transformers.models", "from_pretrained")]:
+        foreign = type("Foreign", (), {"__module__": root})()
+        with pytest.raises(ml.ModelError, match=f"a Foreign cannot be compiled(?s:.)*ml.{importer}"):
+            flatten(foreign)

@@ -111,11 +111,17 @@ def check_call(
                 raise OptionError(f"{title}: {argument}: {wrong}", hint=remedy)
 
 
-def reject_surplus(title: str, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> None:
+def reject_surplus(
+    title: str,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    hints: Mapping[str, str] | None = None,
+) -> None:
     """Raise for surplus arguments of ``*args, **options``; cheaper in hot calls than a checking wrapper."""
     signature = _signature(function)
     explicit = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if error := mismatch(title, signature.replace(parameters=explicit), args, options):
+    if error := mismatch(title, signature.replace(parameters=explicit), args, options, hints=hints):
         raise OptionError(error[0], facts=error[1], hint=error[2])
 
 

@@ -202,9 +202,9 @@ class CompiledModel(PluginMethods):
     ) -> Any:
         """Run ``evaluate(inputs)`` with bound parameters; if there are none, bind random ones with a warning."""
         if surplus or unknown_names:
-            reject_surplus(
-                "a compiled model", CompiledModel.__call__, (inputs, output_gradients, *surplus), unknown_names
-            )
+            hints = {n: f"pass inputs as a dictionary: compiled({{{n!r}: ...}})" for n in self.specs}
+            arguments = (inputs, output_gradients, *surplus)
+            reject_surplus("a compiled model", CompiledModel.__call__, arguments, unknown_names, hints)
         if output_gradients is None and state is None and not training and not watchers.get():
             results = self._calls.last(self._parameters.passed, inputs)
             if results is not None:
@@ -518,4 +518,5 @@ class CompiledModel(PluginMethods):
         return notebook.heading(repr(self)[1:-1]) + content + decisions + graphs
 
     def __repr__(self) -> str:
-        return visible(f"<CompiledModel '{self.name}' on {self.backend.name}: {len(self._calls)} programs>")
+        count = len(self._calls)
+        return visible(f"<CompiledModel '{self.name}' on {self.backend.name}: {count} program{'s'[: count != 1]}>")

@@ -9,7 +9,7 @@ from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from mithril.backend import describe, mismatch
-from mithril.graph import OptionError, closest, unknown
+from mithril.graph import OPTIONS, OptionError, closest, phrase_here, unknown
 from mithril.plugins import Entry, Option, Plugin, PluginProblem, Plugins, default, name_owner, pip_hints
 
 
@@ -206,6 +206,8 @@ class OptionRegistry:
         owner = _known_owner(keyword)
         if owner is not None:
             return self._unowned(keyword, owner)
+        if elsewhere := phrase_here(keyword, OPTIONS):
+            return OptionError(f"unknown option '{keyword}' of ml.compile", hint=f"use {elsewhere}")
         words = [*self.by_name, *(alias for alias in self.aliases if "." not in alias)]
         similar = closest(keyword, words)
         return OptionError(

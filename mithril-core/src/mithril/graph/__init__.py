@@ -57,7 +57,16 @@ HOMES = {
         *("RewriteError", "ShapeError", "StrictError", "UnsupportedError", "VerificationError", "closest"),
         *("unknown", "quoted", "visible"),
     ),
-    "synonyms": ("LAYERS", "OPERATIONS", "PACKAGE", "expression_here", "name_here"),
+    "synonyms": (
+        "LAYERS",
+        "METHODS",
+        "OPERATIONS",
+        "OPTIONS",
+        "PACKAGE",
+        "expression_here",
+        "name_here",
+        "phrase_here",
+    ),
     "evaluation": ("Arrays", "substitute_sizes", "evaluate", "rounding_spread"),
     "guards": ("Guard", "assume", "bind", "collect_guards"),
     "limits": (

@@ -210,9 +210,53 @@ PACKAGE = {
 }
 
 
+# Keywords of ``compile`` elsewhere, separated by spaces, and the way here.
+OPTIONS = {
+    "dtype dtypes input_dtype": "types={'input': 'float16'} for inputs, precision='bfloat16' for the arithmetic",
+    "batch_size input_shape input_shapes input_size": "shapes={'input': [32, 8]}",
+    "device devices gpu cuda": "an argument of the backend: ml.TorchBackend(device='cuda')",
+    "opt_level level optimize o": "optimization_level='high'",
+    "fp16 amp half autocast": "mixed_precision=True",
+    "quantize quantized int8": "quantization={...}",
+    "threads n_threads workers": "num_threads=4",
+    "passes pipeline": "custom_passes=[...]",
+    "training train eval": "inference=True for programs that do not train",
+    "remat checkpointing checkpoint": "gradient_checkpointing=True",
+    "target": "target_hardware='...'",
+    "optimizer loss metrics": "ml.Trainer(model, 'adam', loss='cross_entropy', metrics='accuracy')",
+}
+# Methods of models elsewhere, separated by spaces, and the way here.
+METHODS = {
+    "fit train_on_batch predict evaluate": "ml.Trainer(model, ml.Adam(), loss=...): it has fit, predict, evaluate",
+    "compile": "ml.compile(model, backend), and ml.Trainer for an optimizer and a loss",
+    "parameters named_parameters get_weights state_dict": "ml.compile(model, backend).randomize_params(seed=0)",
+    "init init_weights reset_parameters": "ml.compile(model, backend).randomize_params(seed=0)",
+    "load_state_dict load_weights set_weights": "ml.compile(model, backend).load_state_dict(arrays)",
+    "to cuda cpu": "the backend of ml.compile: ml.TorchBackend(device='cuda')",
+    "eval": "inference=True of ml.compile",
+    "train": "ml.Trainer(model, ml.Adam(), loss=...).fit(x, y)",
+    "forward apply": "model(arrays), or ml.compile(model, backend)",
+    "requires_grad_ requires_grad trainable": "model.freeze(patterns), or trainable= of ml.compile",
+    "modules named_modules children named_children submodules": "model.walk()",
+    "register_forward_hook": "model.replace(path, ml.models.hook(function))",
+    "register_buffer add_weight register_parameter": "self.state or self.param in build",
+    "add append add_module": "model += layer",
+    "save save_weights": "model.to_json(path) for the structure, compiled.save(path) for the parameters",
+    "half float double bfloat16": "precision= of ml.compile",
+    "zero_grad backward": "compiled.evaluate(params, inputs, output_gradients=...), or ml.Trainer",
+    "count_params num_parameters": "model.summary(shapes=...)",
+    "clone copy": "copy.deepcopy(model)",
+}
+
+
+def phrase_here(word: object, table: dict[str, str]) -> str | None:
+    """Return the way here for a keyword or a method of another framework, or None."""
+    return next((text for words, text in table.items() if str(word).casefold() in words.split()), None)
+
+
 def expression_here(word: object) -> str | None:
     """Return the expression here for an operation of another framework, or None."""
-    return next((text for names, text in EXPRESSIONS.items() if str(word).casefold() in names.split()), None)
+    return phrase_here(word, EXPRESSIONS)
 
 
 def name_here(word: object, table: dict[str, str]) -> str | None:

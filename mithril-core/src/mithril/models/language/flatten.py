@@ -209,6 +209,16 @@ def _inner_slot(frame: _Frame, name: str) -> int | None:
     return None if connection is None else frame.slots.get(id(connection.origin))
 
 
+# Root package of a class -> the function that imports its objects.
+IMPORTERS = {
+    "transformers": "ml.from_pretrained(folder) reads models of Hugging Face",
+    "torch": "ml.from_torch(module, example) imports modules of PyTorch",
+    "equinox": "ml.from_jax(module, example) imports modules of Equinox",
+    "flax": "ml.from_jax(function, example) imports functions of JAX",
+    "keras": "ml.from_keras(path) reads archives of Keras",
+}
+
+
 def _not_a_model(model: object) -> ModelError:
     hint = None
     if isinstance(model, type):
@@ -216,6 +226,8 @@ def _not_a_model(model: object) -> ModelError:
         hint = f"create an instance: {model.__name__}(...)" if issubclass(model, Layer) else None
     else:
         description = f"a {type(model).__name__}"
+        roots = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
+        hint = next((text for root, text in IMPORTERS.items() if root in roots), None)
     return ModelError(f"{description} cannot be compiled", facts=["accepted: a model, or a single layer"], hint=hint)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 import numpy as np
 
 from mithril.backend import check_call, checked, constructor, is_ours
-from mithril.graph import ModelError, OptionError, Value, is_building, visible
+from mithril.graph import METHODS, ModelError, OptionError, Value, is_building, phrase_here, visible
 from mithril.models.language.connection import Connection, Connections, Step, snake_case
 from mithril.models.language.source_location import NOWHERE, SourceLocation, caller_location, user_location
 from mithril.models.language.trace_context import Context, active, current, shapes_of
@@ -104,6 +104,13 @@ class Layer(metaclass=LayerMeta):
 
         def __init__(self, *, name: str | None = None) -> None:
             """Accept the name that the metaclass sets."""
+
+    if not TYPE_CHECKING:  # type checkers know all attributes
+
+        def __getattr__(self, name: str) -> Any:
+            instead = phrase_here(name, METHODS)
+            text = f"{type(self).__name__} has no attribute '{name}'{f'; use {instead}' if instead else ''}"
+            raise AttributeError(text, name=name, obj=self)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
