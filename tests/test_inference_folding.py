@@ -258,3 +258,14 @@ def test_a_cached_program_has_the_decisions_of_its_passes(tmp_path):
         compiled.bind(*trained(compiled, seed=1))
         output(compiled, X)
         assert "a decision of a pass" in str(compiled.decisions)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_of_16_bits_are_folded(backend):
+    compiled = ml.compile(network(), backend, shapes=SHAPES, types={"input": "bfloat16"}, inference=True)
+    reference = ml.compile(network(), backend, shapes=SHAPES, types={"input": "bfloat16"}, optimization_level="none")
+    params = compiled.randomize_params(seed=0)
+    x = {"input": X["input"].astype(ml.bfloat16.numpy)}
+    expected = compiled.backend.to_numpy(reference.evaluate(params, x)["output"]).astype(np.float32)
+    result = compiled.backend.to_numpy(compiled.bind(params)(x)["output"]).astype(np.float32)
+    np.testing.assert_allclose(result, expected, atol=0.03)

@@ -123,7 +123,7 @@ def test_keywords_of_other_compilers_are_errors_with_the_way_here():
 
 
 def test_models_of_other_frameworks_name_their_importer():
-    for root, importer in [("torch.nn.modules.linear", "from_torch"), ("transformers.models", "from_pretrained")]:
+    for root, importer in [("torch.nn.modules.linear", "from_torch"), ("keras.layers", "from_keras")]:
         foreign = type("Foreign", (), {"__module__": root})()
         with pytest.raises(ml.ModelError, match=f"a Foreign cannot be compiled(?s:.)*ml.{importer}"):
             flatten(foreign)

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from mithril.backend import Backend, BuildOptions, format_bytes, nbytes, to_numpy
+from mithril.backend import Backend, BuildOptions, format_bytes, nbytes
 from mithril.compiler.option_table import declared_options
 from mithril.compiler.pass_pipeline import optimization_level
 from mithril.compiler.program import BoundArrays, Program
@@ -149,7 +149,7 @@ def _results(graphs: Sequence[Graph], program: Program, arrays: BoundArrays) -> 
     values = {**arrays.params, **arrays.statistics}
     names: dict[str, None] = {}
     for graph in graphs:
-        results = evaluate(graph, {i.name: to_numpy(values[i.name]) for i in graph.arguments})
+        results = evaluate(graph, {i.name: program.backend.to_numpy(values[i.name]) for i in graph.arguments})
         values |= {name: program.backend.array(np.asarray(x, order="C")) for name, x in results.items()}
         names |= dict.fromkeys(results)
     return {name: values[name] for name in names if name in program.interface.params}

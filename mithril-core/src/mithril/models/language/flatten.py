@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mithril import plugins
 from mithril.graph import DType, ModelError, closest, dtype as as_dtype
 from mithril.models.language.connection import NO_DEFAULT, Connection, Constant, IOKey, Step
 from mithril.models.language.layer import TRAINING_FLAG, Layer
@@ -209,16 +210,6 @@ def _inner_slot(frame: _Frame, name: str) -> int | None:
     return None if connection is None else frame.slots.get(id(connection.origin))
 
 
-# Root package of a class -> the function that imports its objects.
-IMPORTERS = {
-    "transformers": "ml.from_pretrained(folder) reads models of Hugging Face",
-    "torch": "ml.from_torch(module, example) imports modules of PyTorch",
-    "equinox": "ml.from_jax(module, example) imports modules of Equinox",
-    "flax": "ml.from_jax(function, example) imports functions of JAX",
-    "keras": "ml.from_keras(path) reads archives of Keras",
-}
-
-
 def _not_a_model(model: object) -> ModelError:
     hint = None
     if isinstance(model, type):
@@ -226,8 +217,9 @@ def _not_a_model(model: object) -> ModelError:
         hint = f"create an instance: {model.__name__}(...)" if issubclass(model, Layer) else None
     else:
         description = f"a {type(model).__name__}"
-        roots = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
-        hint = next((text for root, text in IMPORTERS.items() if root in roots), None)
+        importers = [f"from_{kind.__module__.partition('.')[0]}" for kind in type(model).__mro__]
+        importer = next((name for name in importers if name in plugins.pip_hints.EXPORTS), None)
+        hint = f"ml.{importer} imports models of this package" if importer else None
     return ModelError(f"{description} cannot be compiled", facts=["accepted: a model, or a single layer"], hint=hint)
 
 
