@@ -68,23 +68,34 @@ def operations_stub() -> str:
 def _calls(op: Op) -> list[str]:
     """Return the call of an operation: its results have the kind of its first operand, where that is one tensor."""
     declared = list(op.__signature__.parameters.values())
-    has_default = [p.default is not p.empty for p in declared]
-    if not op.variadic and has_default == sorted(has_default):  # calls take attributes by position, too
-        declared = [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in declared]
     general = f"    def __call__({parameters(declared)}) -> Any: ..."
+    calls = [general, *_calls_by_position(op, declared)]
     first = next(iter(op.operands), None)
-    if first is None or first in op.optional or not op.results:
-        return [general]
-    result = "Tensor" if len(op.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(op.results))}]"
-    typed = general.replace(f"{first}: Any", f"{first}: Tensor", 1).replace("-> Any", f"-> {result}")
-    calls = [typed, general]
-    if op.variadic:  # einsum("ij,jk->ik", x, y) and concat([x, y], 1)
-        following = [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in declared[1:]]
-        rest = parameters(following).removeprefix("self")
-        by_text = following[0].annotation == "str"
-        leading = f"self{rest}, *{first}: Tensor" if by_text else f"self, {first}: Sequence[Tensor]{rest}"
-        calls.insert(1, f"    def __call__({leading}) -> {result}: ...")
+    if first is not None and first not in op.optional and op.results:
+        result = "Tensor" if len(op.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(op.results))}]"
+        calls = [
+            call.replace(f"{first}: Any", f"{first}: Tensor", 1).replace("-> Any", f"-> {result}") for call in calls
+        ]
+        calls = [call.replace(f"(self, {first}: Sequence[Any]", f"(self, {first}: Sequence[Tensor]") for call in calls]
+        calls.append(general)
+    if len(calls) == 1:
+        return calls
     return [line for call in calls for line in ("    @overload", call)]
+
+
+def _calls_by_position(op: Op, declared: list[inspect.Parameter]) -> list[str]:
+    """Return the call with attributes after the operands; calls that unpack operands need the one by name, too."""
+    following = [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in declared if p.name in op.attributes]
+    operands = [p for p in declared if p.name not in op.attributes]
+    has_default = [p.default is not p.empty for p in (*operands, *following)]
+    if not following or has_default != sorted(has_default):  # Python has no signature for it
+        return []
+    if not op.variadic:
+        return [f"    def __call__({parameters([*operands, *following])}) -> Any: ..."]
+    rest = parameters(following).removeprefix("self")  # einsum("ij,jk->ik", x, y), or concat([x, y], 1)
+    first = op.operands[0]
+    leading = f"{rest}, *{first}: Any" if following[0].annotation == "str" else f", {first}: Sequence[Any]{rest}"
+    return [f"    def __call__(self{leading}) -> Any: ..."]
 
 
 def _is_core(op: Op) -> bool:
