@@ -55,6 +55,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "minima of rows with nan": (lambda x: ops.min(x, axis=-1), (WITH_NAN,)),
     "axes apart": (lambda x: ops.min(x, axis=(0, 2)), (normal(2, 3, 4, 70),)),
     "all and any": (lambda x: ops.all(x > -9.0, axis=1) | ops.any(x > 20.0, axis=1), (normal(4, 3, 37),)),
+    "any and all along rows": (lambda x: ops.any(x > 2.0, axis=-1) | ops.all(x > -2.0, axis=-1), (normal(4, 97),)),
     "products of int32": (lambda x: ops.prod(x, axis=1), (normal(3, 4, 19, dtype="int32"),)),
     "sums of float16": (lambda x: ops.sum(x, axis=-1), (normal(3, 40, dtype="float16"),)),
     "softmax of long rows": (lambda x: ops.softmax(x, axis=-1), (normal(3, 300),)),

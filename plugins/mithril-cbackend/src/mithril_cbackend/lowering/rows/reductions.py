@@ -64,6 +64,11 @@ def load_element(buffer: t.Buffer, offset: Any, dtype: DType) -> t.Expr:
     return t.not_equal(x, t.const(0, "uint8")) if dtype.is_bool else x
 
 
+def array_of(element: t.Expr) -> t.Buffer:
+    """Return the array of an element that ``load_element`` read."""
+    return (element.node.a if element.dtype == "bool" else element.node).source
+
+
 def reduce_lanes(frame: KernelBuilder, op: Op, total: Any, lanes: int, dtype: DType, count: int) -> t.Expr:
     """Reduce the lanes of an accumulator to one element by halves."""
     code, reader = frame.code, frame.reader

@@ -92,7 +92,7 @@ class Folds:
             return self.element(self.reader.position(index[3] * width + index[1]))
 
         def write(index: Index, read: Sequence[t.Expr]) -> None:
-            array = read[0].node.source
+            array = reductions.array_of(read[0])
             result = reductions.reduce_lanes(r.frame, r.node.op, array, width, r.x.dtype, r.count)
             r.emit(self.position, result)
 

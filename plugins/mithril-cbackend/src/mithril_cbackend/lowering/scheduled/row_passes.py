@@ -71,7 +71,7 @@ class Scheduled(Rows):
         width = self.unroll(k) * self.lanes
 
         def write(index: Index, read: Sequence[t.Expr]) -> None:
-            self.end(k, self.index, [(x.node.source, width) for x in read[::2]])
+            self.end(k, self.index, [(reductions.array_of(x), width) for x in read[::2]])
             self.begin(k + 1, self.index)
 
         def reads(row: Any) -> list[Any]:
