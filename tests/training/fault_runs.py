@@ -34,6 +34,7 @@ GRACE = 3.0  # seconds for the end of an interpreter, on a machine that computes
 NAMED = re.compile(
     r"process(es)? [01] .*(stopped|ended|did not arrive|not answer|not reachable)|process 0, through which"
     r"|the leader \(usually slice 0 task 0\)"  # JAX ends a process that loses the first one
+    r"|JAX distributed service detected fatal errors"  # and others, if a busy machine delays the watchdog
 )
 KINDS = ("kill", "freeze", "terminate", "terminate one", "slow", "full disk", "corrupt", "partition")
 SURVIVED = ("slow", "full disk")  # without a restart
