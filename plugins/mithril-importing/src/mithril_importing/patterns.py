@@ -96,7 +96,8 @@ def _match(path: str, region: Region, shapes: Shapes, dtypes: Mapping[str, str])
         return _linear(path, x, w, b, shapes)
     if operation.kind == "embedding" and len(operands) == 2 and operands[0] == Param(f"{path}.weight"):
         table = f"{path}.weight"
-        return Match(TypedEmbedding, (*shapes[table], dtypes.get(table, "float32")))
+        dtype = dtypes.get(table, "float32")
+        return Match(Embedding, shapes[table]) if dtype == "float32" else Match(TypedEmbedding, (*shapes[table], dtype))
     if operation.kind == "layer_norm":
         return _layer_norm(path, *operands, shapes=shapes)
     if operation.kind in CONVOLUTIONS:

@@ -37,8 +37,13 @@ def assert_equal_gradients(before: Graph, after: Graph, pairs_of_kinks: int = le
             is_finite = np.isfinite(array)
             allowed = tolerance(as_dtype(array.dtype), 64.0)
             rounding = tolerance(as_dtype(array.dtype)).relative * largest
-            operands = np.where(is_finite, other, 0), np.where(is_finite, array, 0)
+            operands = zero_elsewhere(is_finite, other), zero_elsewhere(is_finite, array)
             assert_close(*operands, allowed, f"gradient '{name}'", unsure=rounding)
+
+
+def zero_elsewhere(condition: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array with zeros where a condition is false; NumPy 2.0 crashes for bfloat16 and a number."""
+    return np.where(condition, x, np.zeros_like(x))
 
 
 def _differentiated(graph: Graph) -> Graph:

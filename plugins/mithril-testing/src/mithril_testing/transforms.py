@@ -25,7 +25,7 @@ from mithril.graph import (
 from mithril.passes import Pass, PassContext, PassManager, as_pass, random_arguments
 from mithril_testing import xfail
 from mithril_testing.compare import assert_close, tolerance
-from mithril_testing.rewritten_gradients import assert_equal_gradients, largest_value
+from mithril_testing.rewritten_gradients import assert_equal_gradients, largest_value, zero_elsewhere
 from mithril_testing.sample_arrays import special_array
 from mithril_testing.sample_graphs import operation_graphs, sample_graphs
 
@@ -207,7 +207,7 @@ class RuleConformance:
                     ordinary = np.isfinite(array) & np.isfinite(other) & (np.abs(array) < 1e30)
                     allowed = tolerance(as_dtype(array.dtype), 64.0)
                     rounding = tolerance(as_dtype(array.dtype)).relative * largest_value(before, arguments)
-                    operands = np.where(ordinary, other, 0), np.where(ordinary, array, 0)
+                    operands = zero_elsewhere(ordinary, other), zero_elsewhere(ordinary, array)
                     assert_close(*operands, allowed, name, unsure=rounding)
 
     def test_both_sides_have_equal_gradients(self) -> None:
