@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike, fspath
+from os.path import isdir
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
@@ -101,10 +102,12 @@ def model_of(path: str | PathLike[str]) -> Any:
     except PluginError as error:
         text = fspath(path)
         suffixes = tuple(suffix for entry in plugins.formats().values() for suffix in entry.spec.suffixes)
-        if text.endswith(suffixes):
+        if isdir(text):
+            hint = f"ml.from_pretrained({text!r}) reads folders of checkpoints"
+        elif text.endswith(suffixes):
             hint = f"files of this format hold compiled models: ml.load({text!r})"
         else:
-            hint = "rename the file to the suffix of its format, or name a folder that has the file of its format"
+            hint = "rename the file to the suffix of its format"
         raise error.with_hint(hint) from None
 
 
