@@ -149,6 +149,7 @@ def _results(graphs: Sequence[Graph], program: Program, arrays: BoundArrays) -> 
     values = {**arrays.params, **arrays.statistics}
     names: dict[str, None] = {}
     for graph in graphs:
+        # by the backend: MLX has no buffer of bfloat16 that NumPy could read
         results = evaluate(graph, {i.name: program.backend.to_numpy(values[i.name]) for i in graph.arguments})
         values |= {name: program.backend.array(np.asarray(x, order="C")) for name, x in results.items()}
         names |= dict.fromkeys(results)

@@ -114,13 +114,14 @@ class Layer(metaclass=LayerMeta):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        # by the code object: inspect.signature would take a share of the import for each layer of the library
         code = getattr(cls.__dict__.get("build"), "__code__", None)
         is_declared = cls.optional or cls.inputs is not Layer.inputs
         if is_declared or code is None or code.co_flags & CO_VARARGS:
             return
         names, defaults = code.co_varnames[1 : code.co_argcount], cls.build.__defaults__ or ()
         required = names[: len(names) - len(defaults)]
-        if len(required) > 1:
+        if len(required) > 1:  # the only input is "input", whatever build calls it: layers of a chain are exchangeable
             cls.inputs = required
         if all(default is None for default in defaults):
             cls.optional = names[len(required) :]

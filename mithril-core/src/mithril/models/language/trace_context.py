@@ -284,7 +284,7 @@ class Context:
     def _shape_named(self, name: str) -> Shape | None:
         array = self.pretrained.get(name)
         shape = self.learned.get(name) if array is None else tuple(np.shape(array))
-        return self.derived.get(name, shape)
+        return self.derived.get(name, shape)  # first, so that a weight of another shape is an error that names it
 
     def _shape_of(self, lazy: LazyParam) -> Shape | None:
         """Return the declared shape of a trainable input, else that of its pretrained array."""
