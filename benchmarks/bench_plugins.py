@@ -160,11 +160,11 @@ start = time.process_time()
 {code}
 print(time.process_time() - start)
 """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as empty:
         write_plugins(folder, plugins, BACKEND)
         rows: dict[str, list[list[float]]] = {"without": [], "with": []}
         for k in range(ROUNDS + 1):
-            for name, path in {"without": [], "with": [folder]}.items():
+            for name, path in {"without": [empty], "with": [folder]}.items():
                 code = measured.format(path=path, code=FIRST_RESULT)
                 done = subprocess.run(
                     [sys.executable, "-c", code], check=True, capture_output=True, text=True, env=COMPILED

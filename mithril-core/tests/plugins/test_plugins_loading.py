@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import sys
+import threading
 
 import pytest
 
@@ -437,3 +438,13 @@ def test_missing_module_of_an_extra_gives_the_pip_line(site):
     (site.folder / "mithril_shiny_code.py").write_text("import absent_kit.part\n")
     with pytest.raises(PluginError, match=r'pip install "mithril-shiny\[utilities\]"'):
         site.plugins().export("Shiny")
+
+
+def test_one_thread_watches_all_imports(site, monkeypatch):
+    starts = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: (starts.append(thread), start(thread)))
+    for k in range(5):
+        site.install(f"mithril-good{k}", backend(f"good{k}"))
+    assert len(site.plugins().loader.load_all()) == 5
+    assert len(starts) == 1

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
@@ -115,8 +116,10 @@ class Manager(pluggy.PluginManager):
         self.add_hookspecs(hooks)
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        if not name.startswith("mithril_"):
+            return None  # pluggy would examine every name of a module, which takes as long as its import
         options = super().parse_hookimpl_opts(plugin, name)
-        if options is None and name.startswith("mithril_"):
+        if options is None:
             function = getattr(plugin, name)
             home = getattr(plugin, "__name__", type(plugin).__module__)
             # A hook that a plugin imports from another module, to call it, is none of the plugin's own
@@ -277,23 +280,30 @@ def _unmet(requires: Iterable[str]) -> Iterator[tuple[str, str | None]]:
 
 
 @contextmanager
-def named_if_slow(doing: str, *plugins: Plugin) -> Iterator[list[Plugin]]:
-    """Name the current plugin, the last of the list, on stderr after some seconds: it may hang."""
-    current = list(plugins)
+def named_if_slow(doing: str) -> Iterator[Callable[[Plugin], None]]:
+    """Yield a function that begins the turn of a plugin: if it takes some seconds, or hangs, stderr names it."""
+    turns: list[tuple[Plugin, float]] = []
+    is_over = threading.Event()
 
-    def report() -> None:
-        for plugin in current:
-            text = f"mithril: '{doing}' of plugin '{plugin.name}' of {plugin.origin} takes longer than {SLOW:g} seconds"
-            print(f"{text}; {plugin.disable_hint()}", file=sys.stderr, flush=True)
+    def watch() -> None:
+        left, reported = SLOW, 0
+        while not is_over.wait(left):
+            left = SLOW
+            if len(turns) == reported:
+                continue
+            turn, (plugin, start) = len(turns), turns[-1]
+            left += start - time.monotonic()
+            if left <= 0:
+                left, reported = SLOW, turn
+                text = f"mithril: '{doing}' of plugin '{plugin.name}' of {plugin.origin} takes longer than"
+                print(f"{text} {SLOW:g} seconds; {plugin.disable_hint()}", file=sys.stderr, flush=True)
 
-    timer = threading.Timer(SLOW, report)
     # A hanging import must not keep the process alive after the user ends it.
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=watch, daemon=True).start()
     try:
-        yield current
+        yield lambda plugin: turns.append((plugin, time.monotonic()))
     finally:
-        timer.cancel()
+        is_over.set()
 
 
 def _names(setting: str) -> frozenset[str]:
@@ -316,6 +326,7 @@ class Loader:
         self._plugins: list[Plugin] | None = None
         self._complete = False
         self._importing: list[Plugin] = []
+        self._begin: Callable[[Plugin], None] | None = None  # the turn of a plugin, while imports are watched
 
     @property
     def plugins(self) -> list[Plugin]:
@@ -385,8 +396,11 @@ class Loader:
             try:
                 # Programs read the output of the command line; a print of a plugin's import would be in the
                 # middle of it.
-                with redirect_stdout(sys.stderr), named_if_slow("import", plugin):
+                with redirect_stdout(sys.stderr), self._watched() as begin:
+                    begin(plugin)
                     module = importlib.import_module(plugin.module)
+                    if len(self._importing) > 1:
+                        begin(self._importing[-2])
             # An import may call sys.exit; a broken plugin must not end the user's program.
             except (Exception, SystemExit) as cause:
                 self.problem(plugin, _import_problem(plugin, cause))
@@ -394,6 +408,18 @@ class Loader:
             finally:
                 self._importing.pop()
             return self._register(plugin, module)
+
+    @contextmanager
+    def _watched(self) -> Iterator[Callable[[Plugin], None]]:
+        """Watch imports, all by one thread: starting one takes as long as a small plugin."""
+        if self._begin is not None:
+            yield self._begin
+            return
+        with named_if_slow("import") as self._begin:
+            try:
+                yield self._begin
+            finally:
+                self._begin = None
 
     def _register(self, plugin: Plugin, module: Any) -> bool:
         problem = self._hook_error(plugin, module)
@@ -458,9 +484,10 @@ class Loader:
         """Import all usable plugins and return the loaded ones, sorted by name."""
         with self.lock:
             if not self._complete:
-                for plugin in self._everything():
-                    self.load(plugin)
-                self._sort_manager()
+                with self._watched():
+                    for plugin in self._everything():
+                        self.load(plugin)
+                self._sort_deciders()
                 self._complete = not self._importing
             return [plugin for plugin in self.plugins if plugin.loaded is not None]
 
@@ -468,12 +495,14 @@ class Loader:
         """Return the installed plugins and the built-in plugin, if there is one."""
         return [*([self.core] if self.core.module else []), *self.plugins]
 
-    def _sort_manager(self) -> None:
-        """Register all plugins again by name, so that the order of hook calls does not depend on first use."""
-        self.manager = Manager()
-        loaded = [plugin for plugin in self._everything() if plugin.loaded is not None]
-        for plugin in reversed(loaded):  # pluggy calls the last registered first
-            self.manager.register(plugin.loaded, plugin.name)
+    def _sort_deciders(self) -> None:
+        """Register plugins with deciding hooks again by name, so that pluggy's order does not depend on first use."""
+        hooks = [getattr(self.manager.hook, name) for name in WRAPPABLE]
+        deciders = {one.plugin_name for hook in hooks for one in hook.get_hookimpls()}
+        for plugin in reversed(self._everything()):  # pluggy calls the last registered first
+            if plugin.loaded is not None and plugin.name in deciders:
+                self.manager.unregister(name=plugin.name)
+                self.manager.register(plugin.loaded, plugin.name)
 
     def add(self, module: Any, name: str) -> Plugin:
         """Register an object manually, as a plugin of a distribution with that name."""
@@ -486,7 +515,7 @@ class Loader:
             self.plugins.append(plugin)
             self.plugins.sort(key=lambda p: (p.name, normalized(p.distribution)))
             if self._complete:
-                self._sort_manager()
+                self._sort_deciders()
             return plugin
 
     def remove(self, plugin: Plugin) -> None:

@@ -78,11 +78,11 @@ class Answers:
         if only is None:
             self.loader.load_all()
         answers = []
-        with redirect_stdout(sys.stderr), named_if_slow(hook) as current:
+        with redirect_stdout(sys.stderr), named_if_slow(hook) as begin:
             for plugin, implementation in self.loader.implementations(hook):
                 if only is not None and plugin is not only:
                     continue
-                current[:] = [plugin]
+                begin(plugin)
                 try:
                     answer = implementation(**arguments)
                     specs = list(() if answer is None else answer)
