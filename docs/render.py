@@ -37,8 +37,7 @@ def bad_plugins() -> str:
     rows = [f"| {bad.what} | {kinds['OUTCOMES'][bad.outcome]} |" for bad in kinds["BAD"]]
     text = (
         f"The outcome of a compilation next to a plugin with one of {len(rows)} mistakes; the tests try each.\n"
-        "A decision warns once per process, and `strict=True` refuses it. Warnings alone are of plugins that only\n"
-        "observe, and of unknown fields."
+        "A decision warns once per process, and `strict=True` refuses it. An unknown field is a warning alone."
     )
     return "\n".join(["## Outcomes of bad plugins", "", text, "", "| a plugin that | outcome |", "|---|---|", *rows])
 

@@ -12,6 +12,7 @@ OUTCOMES = {
     "partial": "a decision: partly in use",
     "ignored": "a decision: ignored",
     "error": "an error",
+    "observer": "a decision: an observer failed",
     "warning": "a warning",
 }
 
@@ -25,6 +26,7 @@ class Bad(NamedTuple):
     code: str
     requires: tuple[str, ...] = ()
     level: str = "none"  # the optimization level of the compilation
+    entry: str = "bad-kit"  # the name of the entry point
 
 
 IMPORT = """
@@ -61,6 +63,15 @@ REPLACING = """editor = graph.edit()
     return editor.freeze()
 """
 SAME = returned()
+
+
+def observing(stage: str) -> str:
+    """Return a plugin with an observer whose method ``stage`` has this body."""
+    methods = f"    def stage(self, name, graph, start, seconds): {stage}\n"
+    methods += "".join(f"    def {name}(self, *arguments): pass\n" for name in ("passed", "end"))
+    return hook("observers", "return [Observer()]", "context") + "class Observer:\n" + methods
+
+
 OBSERVER = "'mithril_{}' of plugin 'bad-kit' .* failed"
 
 BAD = (
@@ -109,12 +120,43 @@ BAD = (
         hook("lowerings", "1 / 0", "backend"),
     ),
     *(
-        Bad(f"raises in `mithril_{name}`", "warning", OBSERVER.format(name), hook(name, "1 / 0", parameters))
+        Bad(f"raises in `mithril_{name}`", "observer", OBSERVER.format(name), hook(name, "1 / 0", parameters))
         for name, parameters in (
+            ("advise", "options"),
+            ("observers", "context"),
             ("compile_begin", "context"),
             ("compile_stage", "context, stage, graph"),
             ("compile_end", "context, result, error"),
         )
+    ),
+    Bad(
+        "returns an observer that raises",
+        "observer",
+        "'mithril_observers: Observer.stage' of plugin 'bad-kit' .* failed",
+        observing("1 / 0"),
+    ),
+    Bad(
+        "returns an observer that changes an attribute of a node",
+        "error",
+        "'mithril_observers: Observer.stage' of plugin 'bad-kit' .*changed a node of the graph that it observes",
+        observing("graph is None or graph.nodes[0].attributes.update(axis=0)"),
+    ),
+    Bad(
+        "changes the operands of a node in `mithril_compile_stage`",
+        "error",
+        "'mithril_compile_stage' of plugin 'bad-kit' .*changed a node of the graph that it observes",
+        hook(
+            "compile_stage",
+            "graph is None or setattr(graph.nodes[-1], 'operands', ())",
+            "context, stage, graph",
+        ),
+    ),
+    Bad(
+        "takes the name of the core's plugin",
+        "absent",
+        "two distributions provide a plugin named 'core'",
+        SAME,
+        entry="core",
     ),
     Bad(
         "raises in `mithril_amend_pipeline`",

@@ -28,7 +28,7 @@ from mithril import (
     hookimpl,
 )
 from mithril.backend import plugin_lowerings
-from mithril.graph.errors import PluginError
+from mithril.graph import Graph, PluginError
 from mithril.plugins import PluginWarning
 
 HERE = "heavy_module_of_test"
@@ -436,7 +436,7 @@ def context():
 
 
 def test_observers_see_the_compile(plugins):
-    seen = []
+    seen, graph = [], Graph((), (), ())
     plugins.register(
         answering(
             compile_begin=lambda context: seen.append("begin"),
@@ -446,9 +446,9 @@ def test_observers_see_the_compile(plugins):
         "one",
     )
     plugins.compile_begin(context())
-    plugins.compile_stage(context(), "flatten", "graph")
+    plugins.compile_stage(context(), "flatten", graph)
     plugins.compile_end(context(), "model", None)
-    assert seen == ["begin", ("flatten", "graph"), ("model", None)]
+    assert seen == ["begin", ("flatten", graph), ("model", None)]
 
 
 def test_error_of_an_observer_is_a_warning_with_its_name_and_the_others_still_run(plugins):
@@ -459,7 +459,7 @@ def test_error_of_an_observer_is_a_warning_with_its_name_and_the_others_still_ru
 
     plugins.register(answering(compile_begin=failing), "bad")
     plugins.register(answering(compile_begin=lambda context: seen.append(1)), "good")
-    with pytest.warns(PluginWarning, match=r"'mithril_compile_begin' of plugin 'bad' \(bad\) failed\n  KeyError: 'x'"):
+    with pytest.warns(PluginWarning, match=r"'mithril_compile_begin' of plugin 'bad' \(bad\) failed: KeyError: 'x'"):
         plugins.compile_begin(context())
     assert seen == [1]
 

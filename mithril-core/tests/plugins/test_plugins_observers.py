@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,10 @@ import mithril as ml
 from mithril import plugins
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend
+from mithril.graph import OptionError, PassError, StrictError
 from mithril.graph.evaluation import evaluate
 from mithril.models import Model, Relu
+from mithril.plugins import PluginWarning
 
 ADVISER = """
 from mithril import Export, hookimpl
@@ -140,6 +144,79 @@ def test_observers_see_stages_and_calls():
     model.evaluate({}, {"x": np.ones((2, 3), np.float32)})
     (watcher,) = model.watchers
     assert watcher.calls == 1
+
+
+def failing(site, body):
+    site.install("bad-kit", f"from mithril import hookimpl\n{body}")
+    plugins.reload()
+
+
+WATCHER = """
+class Watcher:
+    stepped = False
+    def __init__(self): self.watcher = self
+    def stage(self, *arguments): pass
+    passed = end = stage
+    def add(self, *event, **info): 1 / 0
+
+
+def mithril_observers(context): return [Watcher()]
+"""
+REPORT = "(report it to the authors of bad-kit; set MITHRIL_DISABLE_PLUGINS=bad-kit to leave it out)"
+
+
+def test_calls_have_results_although_a_watcher_fails(site):
+    failing(site, WATCHER)
+    text = (
+        "'mithril_observers: Watcher.add' of plugin 'bad-kit' (bad-kit 1.0) failed: "
+        f"ZeroDivisionError: division by zero {REPORT}"
+    )
+    x = {"x": np.ones((2, 3), np.float32)}
+    with pytest.raises(StrictError, match=re.escape(f"strict=True: observer: {text}")):
+        compiled(strict=True, optimization_level="none").evaluate({}, x)
+    model = compiled()
+    with pytest.warns(PluginWarning, match=re.escape(text)):
+        model.evaluate({}, x)
+    np.testing.assert_array_equal(model.evaluate({}, x)["y"], x["x"])
+    assert [d.message for d in model.decisions.of("observer")] == [text]
+
+
+def test_strict_replaces_no_error_by_that_of_an_observer_and_ends_all_of_them(site, capsys):
+    code = "@hookimpl\ndef mithril_compile_end(error): 1 / 0\n"
+    failing(site, code)
+    site.install("watching-kit", "def mithril_compile_end(error): print('end', type(error).__name__)")
+    plugins.reload()
+    model = Model()
+    model |= Relu()(input="x", output="y")
+    text = "'mithril_compile_end' of plugin 'bad-kit'"
+    with pytest.raises(OptionError), pytest.warns(PluginWarning, match=text):
+        ml.compile(model, Reference(), shapes={"x": [2, -3]}, strict=True, optimization_level="none")
+    with pytest.raises(StrictError, match=f"observer: {text}"):
+        compiled(strict=True, optimization_level="none")
+    assert capsys.readouterr().out == "end OptionError\nend NoneType\n"
+
+
+def test_pass_that_fails_for_the_second_graph_names_its_plugin(site):
+    code = """
+from mithril import PassSpec
+
+graphs = []
+
+
+def mithril_passes():
+    return [PassSpec("once", "bad_kit_bad_kit_plugin:once", "fuse", "low")]
+
+
+def once(graph):
+    graphs.append(graph)
+    return graph if len(graphs) == 1 else graphs[5]
+"""
+    failing(site, code)
+    first = compiled(optimization_level="low")
+    with pytest.raises(PassError, match="pass 'once' failed: IndexError(?s:.)*bad-kit 1.0"):
+        compiled(optimization_level="low")
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(first.evaluate({}, {"x": x})["y"], x)
 
 
 def test_unknown_method_is_an_attribute_error():

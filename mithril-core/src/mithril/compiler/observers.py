@@ -13,7 +13,7 @@ from mithril import plugins
 from mithril.compiler.deadline import Deadline
 from mithril.compiler.program import Program
 from mithril.compiler.watching import Watcher
-from mithril.graph import Graph, MithrilError, log
+from mithril.graph import Decisions, Graph, MithrilError, log
 
 if TYPE_CHECKING:
     from mithril.plugins import CompileContext, Plugin
@@ -96,14 +96,25 @@ class Observers(Progress):
         outcome = "compiled" if error is None else f"{type(error).__name__} in the compilation of"
         seconds = time.perf_counter() - self._begun
         log("info", f"{outcome} '{self._name}' for {self.context.backend.name} in {1e3 * seconds:.1f} ms")
-        self._notify("end", result, error)
+        self._notify("end", result, error, decisions=self.context.decisions if error is None else Decisions())
         plugins.compile_end(self.context, result, error)
 
-    def _notify(self, event: str, *arguments: Any, among: Sequence[tuple[Plugin, Observer]] | None = None) -> None:
+    def _notify(
+        self,
+        event: str,
+        *arguments: Any,
+        among: Sequence[tuple[Plugin, Observer]] | None = None,
+        decisions: Decisions | None = None,
+    ) -> None:
+        failures = []
+        graphs = [x for x in arguments if isinstance(x, Graph)]
         for plugin, observer in self.watching_now if among is None else among:
-            try:
-                getattr(observer, event)(*arguments)
-            except MithrilError as error:  # a refusal, such as a path that cannot be written
-                raise error.with_facts(f"in an observer of {plugin.origin}") from None
-            except Exception as cause:
-                plugins.report(plugin, f"mithril_observers: {type(observer).__name__}.{event}", cause)
+            hook = f"mithril_observers: {type(observer).__name__}.{event}"
+            with plugin.observing(hook, *graphs):
+                try:
+                    getattr(observer, event)(*arguments)
+                except MithrilError as error:  # a refusal, such as a path that cannot be written
+                    raise error.with_facts(f"in an observer of {plugin.origin}") from None
+                except Exception as cause:
+                    failures.append((plugin, hook, cause))
+        plugins.report(failures, self.context.decisions if decisions is None else decisions)

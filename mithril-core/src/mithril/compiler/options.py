@@ -138,7 +138,7 @@ LIMIT_OPTIONS = (
         "strict",
         bool,
         False,
-        "Raise an error for fallbacks, ignored options and downgrades instead of recording a decision.",
+        "Raise an error for fallbacks, ignored options, downgrades and failing observers, not only a decision.",
     ),
     Option(
         "timeout",

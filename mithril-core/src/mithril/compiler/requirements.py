@@ -278,8 +278,7 @@ def record_absences(context: CompileContext) -> None:
             if problem.state == "clash" and problem.hook == "mithril_lowerings":
                 continue  # an error of the programs that use the operation; others lose nothing
             extent = "not in use" if plugin.loaded is None else "only partly in use"
-            reason = ": ".join((problem.what, *problem.facts[:1]))
-            message = f"{plugin.origin} is {extent}: {reason} ({problem.hint})"
+            message = f"{plugin.origin} is {extent}: {problem.line}"
             context.decisions.record("ignored", message, warning=PluginWarning, warn=message not in _warned)
             _warned.add(message)
 

@@ -68,7 +68,7 @@ def _compile(
             decisions.record("ignored", message)
     # Advice comes before the context exists: observers and cache keys see the options that are in
     # force.
-    for origin, advice in plugins.advise(model, instance, settings, options):
+    for origin, advice in plugins.advise(model, instance, settings, options, decisions):
         applicable |= advice
         settings = resolve_options(applicable)
         instance = make_backend(backend, settings)
@@ -209,7 +209,8 @@ class ModelCompiler:
             program.checked = IndexCheckedExecutable(executable, graphs.checks, program.types, session.backend)
         if cache is not None:
             earlier = [] if prepared is None else prepared.decisions
-            cache.save(program, [*earlier, *list(session.decisions)[num_decisions:]])
+            later = list(session.decisions)[num_decisions:]
+            cache.save(program, [d for d in (*earlier, *later) if d.kind != "observer"])  # of this process
         if request.embeds:
             self._release(program)
         return program

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from mithril.backend import Backend, nbytes
+from mithril import plugins
+from mithril.backend import Backend, nbytes, plugin_of
 from mithril.compiler.bound_weights import plain_weights
 from mithril.compiler.interpreter import Interpreter
 from mithril.compiler.program import Program
-from mithril.graph import Graph, Node, flops
+from mithril.graph import Decisions, Graph, Node, flops
 
 
 class Watcher(Protocol):
@@ -30,6 +31,7 @@ class Watched(Protocol):
 
     name: str
     backend: Backend
+    decisions: Decisions
 
     def concrete(self, program: Program, shapes: Mapping[str, tuple[int, ...]], /) -> Graph: ...
 
@@ -67,7 +69,7 @@ def measured(
     backend.synchronize(results)
     seconds = time.perf_counter() - start
     for recorder in watching:
-        recorder.add("run", model.name, start, seconds, "", "call", backend=backend.name)
+        _tell(model, recorder, "run", model.name, start, seconds, "", "call", backend=backend.name)
     stepping = [w for w in watching if w.stepped]
     if stepping:
         plain = {} if program.weights is None else plain_weights(program)
@@ -89,9 +91,20 @@ def operation_times(
     def watch(node: Node, start: float, seconds: float) -> None:
         info = {**cost(node), "model": model.name, "compiled": id(model)}
         for recorder in watching:
-            recorder.add("run", node.op.name, start, seconds, node.origin.path, "operation", **info)
+            _tell(model, recorder, "run", node.op.name, start, seconds, node.origin.path, "operation", **info)
 
     stepped.run(arguments, watch)
+
+
+def _tell(model: Watched, recorder: Watcher, /, *event: Any, **info: Any) -> None:
+    """Report an event to a watcher; results do not depend on a watcher of a plugin that fails."""
+    try:
+        recorder.add(*event, **info)
+    except Exception as cause:
+        plugin = plugin_of(type(recorder).__module__)
+        if plugin is None:
+            raise
+        plugins.report([(plugin, f"mithril_observers: {type(recorder).__name__}.add", cause)], model.decisions)
 
 
 def cost(node: Node) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from mithril.graph.errors import OptionWarning, StrictError, visible
 from mithril.graph.logs import log
 
 # Kinds that strict=True turns into errors: the behavior deviates from the user's request or expectation.
-STRICT_KINDS = frozenset({"fallback", "ignored", "downgrade"})
+STRICT_KINDS = frozenset({"fallback", "ignored", "downgrade", "observer"})
 KINDS = STRICT_KINDS | {"choice", "cast", "assumed", "deferred", "evicted", "plugin", "specialized"}
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mithril.graph import OptionError, PluginError
+from mithril.graph import Decisions, OptionError, PluginError
 from mithril.plugins.hooks import hookimpl
 from mithril.plugins.loader import Loader, Plugin
 from mithril.plugins.specs import CompileContext, HardwareTarget, PipelineDraft, PluginWarning
@@ -99,54 +98,60 @@ class HookCalls:
         return next((plugin for plugin in self.loader.plugins if plugin.name == name), None)
 
     def advise(
-        self, model: Any, backend: Any, options: Mapping[str, Any], user_options: Mapping[str, Any]
+        self,
+        model: Any,
+        backend: Any,
+        options: Mapping[str, Any],
+        user_options: Mapping[str, Any],
+        decisions: Decisions,
     ) -> list[tuple[str, dict[str, Any]]]:
         """Return the options that plugins advise for a model, with the origin of each advice."""
-        advice = self._observe(
-            "mithril_advise", model=model, backend=backend, options=options, user_options=user_options
-        )
+        arguments = {"model": model, "backend": backend, "options": options, "user_options": user_options}
+        advice = self._observe("mithril_advise", decisions, **arguments)
         return [(plugin.origin, dict(answer)) for plugin, answer in advice if answer]
 
     def observers(self, context: CompileContext) -> list[tuple[Plugin, Any]]:
         """Return the observers of a compilation, with their plugins."""
-        answers = self._observe("mithril_observers", context=context)
+        answers = self._observe("mithril_observers", context.decisions, context=context)
         return [(plugin, one) for plugin, answer in answers for one in answer or ()]
 
     def compile_begin(self, context: CompileContext) -> None:
         """Notify observers that a compilation starts."""
-        self._observe("mithril_compile_begin", context=context)
+        self._observe("mithril_compile_begin", context.decisions, context=context)
 
     def compile_stage(self, context: CompileContext, stage: str, graph: Graph | None) -> None:
         """Notify observers that a stage has ended."""
-        self._observe("mithril_compile_stage", context=context, stage=stage, graph=graph)
+        self._observe("mithril_compile_stage", context.decisions, context=context, stage=stage, graph=graph)
 
     def compile_end(self, context: CompileContext, result: Any, error: BaseException | None) -> None:
         """Notify observers of the result of a compilation."""
-        self._observe("mithril_compile_end", context=context, result=result, error=error)
+        decisions = context.decisions if error is None else Decisions()  # strict=True replaces no error by another
+        self._observe("mithril_compile_end", decisions, context=context, result=result, error=error)
 
-    def _observe(self, hook: str, **arguments: Any) -> list[tuple[Plugin, Any]]:
-        """Call every implementation of a hook; report exceptions as warnings."""
-        answers = []
+    def _observe(self, hook: str, decisions: Decisions, **arguments: Any) -> list[tuple[Plugin, Any]]:
+        """Call every implementation of a hook, and report exceptions after the last one."""
+        answers, failures = [], []
         observers = self._hooks.get(hook)
         if observers is None:
             self.loader.load_all()
             observers = self._hooks[hook] = self.loader.implementations(hook)
         for plugin, implementation in observers:
-            try:
-                answers.append((plugin, implementation(**arguments)))
-            except (TimeoutError, OptionError):
-                raise  # the time limit of the compilation, or an invalid option of the user
-            except Exception as cause:
-                self.report(plugin, hook, cause)
+            with plugin.observing(hook, arguments.get("graph")):
+                try:
+                    answers.append((plugin, implementation(**arguments)))
+                except (TimeoutError, OptionError):
+                    raise  # the time limit of the compilation, or an invalid option of the user
+                except Exception as cause:
+                    failures.append((plugin, hook, cause))
+        self.report(failures, decisions)
         return answers
 
-    def report(self, plugin: Plugin, hook: str, cause: Exception) -> None:
-        """Record an exception of a plugin's observer, and warn when it is the first of its kind."""
-        problem = answer_problem(plugin, hook, cause)
-        if problem in plugin.problems:
-            return
-        self.loader.problem(plugin, problem)
-        warnings.warn(str(problem.error()), PluginWarning, stacklevel=4)
+    def report(self, failures: Sequence[tuple[Plugin, str, Exception]], decisions: Decisions) -> None:
+        """Record exceptions of observers: errors under ``strict=True``, else a warning for the first of each kind."""
+        for plugin, hook, cause in failures:
+            problem = answer_problem(plugin, hook, cause)
+            decisions.record("observer", problem.line, warning=PluginWarning, warn=problem not in plugin.problems)
+            self.loader.problem(plugin, problem)
 
     def amend_pipeline(self, draft: PipelineDraft, target: HardwareTarget | None, level: str) -> PipelineDraft:
         """Collect the changes of all plugins in ``draft``; raise PluginError if two plugins conflict."""

@@ -266,7 +266,7 @@ def mithril_observers(context: CompileContext) -> Sequence[Any]:  # type: ignore
 
 @_hookspec
 def mithril_compile_begin(context: CompileContext) -> None:
-    """Observe the start of ``ml.compile``. Exceptions are reported with the plugin's name and do not stop compilation,
+    """Observe the start of ``ml.compile``. Exceptions are decisions with the plugin's name, raised by ``strict=True``,
     except ``OptionError``, which means that the user passed an invalid option.
 
     >>> from mithril import hookimpl

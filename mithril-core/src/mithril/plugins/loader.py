@@ -26,6 +26,8 @@ from mithril.plugins import hooks, pip_hints
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
+    from mithril.graph import Graph
+
 GROUP = "mithril"
 # ``api_version`` in the module of an entry point, a number or a range (lowest, highest) that the plugin supports; it
 # grows with each incompatible change of hooks.
@@ -55,6 +57,11 @@ class PluginProblem:
     cause: BaseException | None = field(default=None, compare=False)
     hook: str = ""  # the hook whose entries are lost; all of the plugin is without one
     backend: str = ""  # the backend that the hook was called for
+
+    @property
+    def line(self) -> str:
+        """The problem in one line, for decisions."""
+        return f"{': '.join((self.what, *self.facts[:1]))} ({self.hint})"
 
     def error(self) -> PluginError:
         """Return a new error with this message, chained to the cause."""
@@ -102,6 +109,20 @@ class Plugin:
         if self.loaded is None:
             return self.problems[:1]
         return [p for p in self.problems if p.hook in hooks and p.backend in ("", backend)]
+
+    @contextmanager
+    def observing(self, hook: str, *graphs: Graph | None) -> Iterator[None]:
+        """Raise PluginError if an observer of a third party changes a node of the graphs that it looks at."""
+        nodes = [] if self.first_party else [node for graph in graphs if graph is not None for node in graph.nodes]
+        before = [(dict(node.attributes), node.operands, node.results, node.regions) for node in nodes]
+        yield
+        for node, fields in zip(nodes, before, strict=True):
+            if fields != (node.attributes, node.operands, node.results, node.regions):
+                raise PluginError(
+                    f"'{hook}' of plugin '{self.name}' ({self.origin}) changed a node of the graph that it observes",
+                    facts=[f"node: {node}"],
+                    hint="its authors should write a pass instead, which returns a new graph; " + self.disable_hint(),
+                )
 
     def disable_hint(self) -> str:
         """Return the hint for disabling the plugin."""
