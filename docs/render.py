@@ -59,7 +59,7 @@ def options() -> str:
     for row in option_rows():
         default = row["default"].replace("|", "\\|")
         aliases = f" Also: {', '.join(f'`{alias}`' for alias in row['aliases'])}." if row["aliases"] else ""
-        line = f"| `{row['name']}` | {row['type']} | `{default}` | {row['help']}{aliases} |"
+        line = f"| `{row['name']}` | {row['type']} | `{default}` | {entries.with_example(row)}{aliases} |"
         owners.setdefault(row["owner"], []).append(line)
     head = "| option | accepts | default | meaning |\n|---|---|---|---|\n"
     ordered = sorted(owners, key=lambda owner: (owner != "mithril-core", owner))

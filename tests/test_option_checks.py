@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 
 import mithril as ml
+from mithril.compiler import option_rows, resolve_options
 from mithril.models import Linear, Model, Relu
 
 SHAPES = {"input": [4, 16]}
@@ -127,3 +129,9 @@ def test_a_picture_names_the_activation_that_was_fused(tmp_path):
     model += Relu()
     ml.compile(model, "numpy", shapes=SHAPES, visualize=True, viz_options={"output_path": path})
     assert "linear, relu" in path.read_text()
+
+
+@pytest.mark.parametrize("row", option_rows(), ids=lambda row: row["name"])
+def test_every_option_has_an_example_that_it_accepts(row):
+    resolve_options(eval(f"dict({row['example']})", {"np": np}))
+    assert row["example"].startswith(f"{row['name']}=")

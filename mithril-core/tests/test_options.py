@@ -103,6 +103,11 @@ def test_option_of_a_plugin_that_is_too_old(site):
     )
 
 
+def test_the_example_of_an_option_is_the_hint_for_a_value_of_another_type(core):
+    assert refused(core, shapes=[2, 4]).endswith('\nhint: for example shapes={"input": ["B", 784]}')
+    assert refused(core, cache=1).endswith("\nhint: for example cache=True")
+
+
 def test_wrong_choice(core):
     assert refused(core, optimization_level="hihg") == (
         "option 'optimization_level' of ml.compile: "
@@ -255,6 +260,7 @@ def test_rows_are_ready_for_a_table(core):
         "aliases": ["hints.inference_priority"],
         "help": "Optimize for throughput (merges matmuls that share an operand) or latency (does not merge them, "
         "and compiles exact batch sizes).",
+        "example": "optimize_for='throughput'",
     }
 
 

@@ -12,6 +12,7 @@ from mithril import plugins
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend
 from mithril.graph import OptionError, PassError, StrictError
+from mithril.compiler.plugin_methods import ELSEWHERE
 from mithril.graph.evaluation import evaluate
 from mithril.models import Model, Relu
 from mithril.plugins import PluginWarning
@@ -222,6 +223,16 @@ def once(graph):
 def test_unknown_method_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'CompiledModel' object has no attribute 'stage_nmes'"):
         compiled().stage_nmes()
+
+
+def test_methods_of_programs_elsewhere_are_errors_with_the_way_here():
+    model = compiled()
+    for words in ELSEWHERE:
+        for word in words.split():
+            assert not hasattr(model, word) and word not in dir(model), word
+            with pytest.raises(AttributeError, match=f"^'CompiledModel' object has no attribute '{word}'; use "):
+                getattr(model, word)
+    assert "evaluate" in dir(model)
 
 
 def test_method_of_a_missing_distribution_names_it():

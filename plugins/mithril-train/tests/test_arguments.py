@@ -97,6 +97,11 @@ OPTIMIZERS = [
         (lambda: trainer().fit(loader(), verbose=3), "verbose: expected 0 or 1 or 2"),
         (lambda: trainer().fit(loader(), epochs="3"), "write epochs=3"),
         (lambda: trainer().fit(loader(), epochs=-1), "epochs: expected int of at least 0"),
+        (lambda: trainer(callbacks=[print]), r"callbacks: at \[0\]: expected Callback(?s:.)*hint: derive a class"),
+        (
+            lambda: trainer().fit(loader(), callbacks=[print]),
+            "expected Callback(?s:.)*hint: derive a class from ml.Cal",
+        ),
         (lambda: trainer().evaluate(loader(), emma=True), "did you mean 'ema'"),
     ],
 )
@@ -190,6 +195,18 @@ FIT = [
     *("y", "epochs", "validation", "validation_data", "batch_size", "shuffle", "sample_weight", "class_weight"),
     *("steps_per_epoch", "callbacks", "resume"),
 ]
+
+
+def test_names_of_trainers_elsewhere_are_errors_with_the_way_here():
+    subject = trainer()
+    for words in ml.Trainer.elsewhere:
+        for word in words.split():
+            with pytest.raises(AttributeError, match=f"^'Trainer' object has no attribute '{word}'; use "):
+                getattr(subject, word)
+    with pytest.raises(AttributeError, match=r"^'Trainer' object has no attribute 'frobnicate'$"):
+        subject.frobnicate()
+
+
 METHODS = ["fit", "evaluate", "predict", "save", "load", "step", "begin"]
 
 

@@ -25,6 +25,7 @@ BUILD_OPTIONS = (
         Sequence[Callable[[str], str]],
         (),
         "Functions (code -> code) to apply to the generated source, in order.",
+        example="[lambda code: code]",
     ),
     Option(
         "file_path",
@@ -32,14 +33,22 @@ BUILD_OPTIONS = (
         None,
         "Write the generated source to this file; programs with gradients go to net.grad.py next to net.py.",
         affects="shown",
+        example='"net.py"',
     ),
     Option(
         "jit",
         bool | None,
         None,
         "Use the backend's just-in-time compiler; None selects the backend's default.",
+        example="True",
     ),
-    Option("jit_options", Mapping[str, Any], MappingProxyType({}), "Options of the backend's just-in-time compiler."),
+    Option(
+        "jit_options",
+        Mapping[str, Any],
+        MappingProxyType({}),
+        "Options of the backend's just-in-time compiler.",
+        example='{"donate_argnums": (0,)}',
+    ),
     Option(
         "memory_planning",
         bool | str | Callable[..., Any],
@@ -47,6 +56,7 @@ BUILD_OPTIONS = (
         "Strategy for the arena: 'smallest' (True), 'greedy', 'best_fit', 'apart' (False: no reuse of memory), "
         "'module:function', or a function.",
         ("optimizations.memory_planning",),
+        example='"best_fit"',
     ),
     Option(
         "num_threads",
@@ -54,6 +64,7 @@ BUILD_OPTIONS = (
         None,
         "Maximum number of threads of the backend; None keeps the backend's default.",
         ("cpu_options.num_threads",),
+        example="4",
     ),
     Option(
         "semantics",
@@ -65,7 +76,12 @@ BUILD_OPTIONS = (
         "static_inference", bool, False, "Compile for inference with constant parameters, shapes and memory layout."
     ),
     Option(
-        "template_path", str | os.PathLike[str] | None, None, "Jinja2 template for the generated source.", file=True
+        "template_path",
+        str | os.PathLike[str] | None,
+        None,
+        "Jinja2 template for the generated source.",
+        file=True,
+        example='"net.py.jinja"',
     ),
 )
 

@@ -237,11 +237,11 @@ class OptionRegistry:
                 f"{declared.option.name}: {declared.option.help}",
                 f"default: {_plain(declared.option.default)}, owner: {declared.owner}",
             ],
-            hint=f"did you mean {suggestion!r}?" if suggestion else None,
+            hint=f"did you mean {suggestion!r}?" if suggestion else _example(declared.option, "for example "),
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row per option for listings: name, type, default, owner, aliases, help."""
+        """Return one row per option for listings: name, type, default, owner, aliases, help, example."""
         return [
             {
                 "name": name,
@@ -250,9 +250,18 @@ class OptionRegistry:
                 "owner": declared.owner,
                 "aliases": list(declared.option.aliases),
                 "help": _help(declared.option),
+                "example": _example(declared.option),
             }
             for name, declared in sorted(self.by_name.items())
         ]
+
+
+def _example(option: Option, start: str = "") -> str:
+    """Return the keyword with its example, or with the first choice that is not the default; empty if there is none."""
+    choices: Sequence[Any] = (True, False) if option.type is bool else _choices(option.type)
+    chosen = next((repr(choice) for choice in choices if choice != option.default), "")
+    text = option.example or chosen
+    return f"{start}{option.name}={text}" if text else ""
 
 
 def _help(option: Option) -> str:
@@ -288,12 +297,14 @@ def _safely_equal(left: Any, right: Any) -> bool:
 
 
 def _nearest_choice(value: Any, annotation: Any) -> str | None:
-    choices = [c for c in getattr(annotation, "__args__", ()) if isinstance(c, str)]
-    choices += [
-        c for a in getattr(annotation, "__args__", ()) for c in getattr(a, "__args__", ()) if isinstance(c, str)
-    ]
-    similar = closest(value, choices) if isinstance(value, str) else []
+    similar = closest(value, _choices(annotation)) if isinstance(value, str) else []
     return similar[0] if similar else None
+
+
+def _choices(annotation: Any) -> list[str]:
+    """Return the words that an annotation of literals accepts."""
+    direct = getattr(annotation, "__args__", ())
+    return [c for a in direct for c in (a, *getattr(a, "__args__", ())) if isinstance(c, str)]
 
 
 def _plain(default: Any) -> str:

@@ -25,7 +25,13 @@ MODEL_OPTIONS = (
         "graph",
         "Compute gradients in the graph, where passes optimize them, or with the backend's autograd.",
     ),
-    Option("constants", Mapping[str, Any], EMPTY, "Inputs to replace by constants: a mapping from name to array."),
+    Option(
+        "constants",
+        Mapping[str, Any],
+        EMPTY,
+        "Inputs to replace by constants: a mapping from name to array.",
+        example='{"mask": np.ones((4, 4), bool)}',
+    ),
     Option(
         "dynamic_control_flow",
         bool,
@@ -38,6 +44,7 @@ MODEL_OPTIONS = (
         EMPTY,
         "Expected properties of the inputs.",
         keys={"input_batch_size_range": Sequence[int]},
+        example='{"input_batch_size_range": (1, 32)}',
     ),
     Option(
         "inference",
@@ -50,12 +57,14 @@ MODEL_OPTIONS = (
         Sequence[str] | None,
         None,
         "Names of the values to return; None selects the outputs that the model declares.",
+        example='["output"]',
     ),
     Option(
         "shapes",
         Mapping[str, Sequence[int | str | Dim | EllipsisType | None]],
         EMPTY,
         "Shapes of inputs: for each axis a size, a name, a Dim with bounds, None for any size; `...` for any axes.",
+        example='{"input": ["B", 784]}',
     ),
     Option("static_shapes", bool, False, "Raise an error if a shape is symbolic."),
     Option("static_types", bool, False, "Raise an error if a dtype would be promoted."),
@@ -64,8 +73,15 @@ MODEL_OPTIONS = (
         Sequence[str] | None,
         None,
         "Names or patterns of the inputs to differentiate with respect to; None selects all parameters.",
+        example='["*.weight"]',
     ),
-    Option("types", Mapping[str, Any], EMPTY, "Dtypes of inputs: a mapping from name to dtype."),
+    Option(
+        "types",
+        Mapping[str, Any],
+        EMPTY,
+        "Dtypes of inputs: a mapping from name to dtype.",
+        example='{"input": "float16"}',
+    ),
 )
 
 PASS_OPTIONS = (
@@ -74,6 +90,7 @@ PASS_OPTIONS = (
         Sequence[Any],
         (),
         "Additional passes: functions (graph -> graph), pass objects, or names of installed passes.",
+        example='["common-subexpression"]',
     ),
     Option("graph_optimization", bool, False, "Raise optimization_level to at least 'medium'."),
     Option(
@@ -87,6 +104,7 @@ PASS_OPTIONS = (
         Mapping[str, bool],
         EMPTY,
         "Passes or groups of passes to enable or disable in addition to the level: {'fusion': False}.",
+        example='{"fusion": False}',
     ),
     Option(
         "optimize_for",
@@ -110,6 +128,7 @@ BACKEND_OPTIONS = (
         Mapping[str, Any],
         EMPTY,
         "Run submodels on other backends: a mapping from the name in set_attribute('backend', name) to a backend.",
+        example='{"encoder": "torch"}',
     ),
     Option(
         "precision",
@@ -117,7 +136,13 @@ BACKEND_OPTIONS = (
         None,
         "Dtype of parameters and computation; None keeps the dtypes of the model.",
     ),
-    Option("target_hardware", str | None, None, "Hardware to compile for; `mithril plugins` lists the targets."),
+    Option(
+        "target_hardware",
+        str | None,
+        None,
+        "Hardware to compile for; `mithril plugins` lists the targets.",
+        example='"nvidia_a100"',
+    ),
 )
 
 LIMIT_OPTIONS = (
@@ -126,6 +151,7 @@ LIMIT_OPTIONS = (
         Annotated[float | str, Readable(parse_bytes)] | None,
         None,
         "Reject programs and calls that need more memory: 8, '8GB', '512MiB'.",
+        example='"8GB"',
     ),
     Option(
         "plugin_patience",
@@ -133,6 +159,7 @@ LIMIT_OPTIONS = (
         5.0,
         "Seconds after which a plugin of a third party that is still running is named on stderr; None: never.",
         affects="shown",
+        example="30.0",
     ),
     Option(
         "strict",
@@ -146,6 +173,7 @@ LIMIT_OPTIONS = (
         None,
         "Time limit of compilation in seconds.",
         affects="shown",
+        example="60.0",
     ),
 )
 
@@ -157,6 +185,7 @@ CACHE_OPTIONS = (
         None,
         "Directory of the cache; None selects the user's cache directory.",
         affects="shown",
+        example='"cache"',
     ),
 )
 

@@ -214,6 +214,7 @@ CALL_OPTIONS = (
         64,
         "Maximum number of cached programs for calls with different shapes; the least recently used is evicted.",
         affects="shown",
+        example="8",
     ),
-    Option("seed", int, 0, "Seed for the initial parameters and random operations."),
+    Option("seed", int, 0, "Seed for the initial parameters and random operations.", example="1"),
 )

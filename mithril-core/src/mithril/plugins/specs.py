@@ -219,6 +219,7 @@ class Option:
     ``type`` is any annotation (``int | None``, ``Literal["a", "b"]``, ``Mapping[str, int]``). An alias is another
     keyword or ``"group.key"``, a key of a dictionary option. ``keys`` lists the valid keys of a dictionary option with
     the types of their values. ``backends`` lists the backends that read the option; others record it as ignored.
+    ``example`` is a typical value as Python writes it; listings and errors show it.
 
     Three fields concern ``cache=True``: options with ``affects="shown"`` are not part of the cache key, options with
     ``needs_steps`` run all steps while they are set (no read of the cache), and a ``file`` is keyed by its contents.
@@ -234,6 +235,7 @@ class Option:
     affects: Literal["program", "shown"] = "program"
     needs_steps: bool = False
     file: bool = False
+    example: str = ""
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.aliases):

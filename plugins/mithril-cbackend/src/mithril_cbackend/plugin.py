@@ -32,6 +32,7 @@ def mithril_options() -> Sequence[Option]:
             {},
             "CPU to compile for: vector_bytes is 16, 32 or 64, cpu is a CPU name of LLVM.",
             keys={"vectorize": bool, "vector_bytes": int, "cpu": str},
+            example='{"vector_bytes": 32, "cpu": "haswell"}',
         ),
         Option(
             "mobile_options",
@@ -45,6 +46,7 @@ def mithril_options() -> Sequence[Option]:
                 "optimize_size": bool,
             },
             backends=("c", "torch"),
+            example='{"platform": "android", "arch": "arm64-v8a"}',
         ),
     ]
 

@@ -61,6 +61,7 @@ def mithril_options() -> Sequence[Option]:
             "XLA flags for this program only, precision of matrix products, donated arguments, unroll factor of loops.",
             keys={"xla_flags": Any, "precision": Any, "donate_argnums": Any, "unroll": Any},
             backends=("jax",),
+            example='{"precision": "highest", "unroll": 4}',
         ),
         Option(
             "pjit",
@@ -82,5 +83,6 @@ def mithril_options() -> Sequence[Option]:
             None,
             "XLA's optimization level for this program, 0 to 3; None selects XLA's default.",
             backends=("jax",),
+            example="1",
         ),
     ]

@@ -27,6 +27,7 @@ def mithril_options() -> Sequence[Option]:
             "Dimension to split over the devices: the batch (fsdp, hsdp: the parameters too; expert: experts), the "
             "weights (sequence: the activations too), the positions of sequences (context) or the layers; several as a "
             "tuple; None follows the mesh.",
+            example='"fsdp"',
         ),
         Option(
             "fsdp_reshard",
@@ -34,8 +35,14 @@ def mithril_options() -> Sequence[Option]:
             True,
             "Whether fsdp gathers parameters again for the backward pass, instead of storing them complete.",
         ),
-        Option("pipeline_stages", Positive | None, None, "Number of pipeline stages; None takes it from the mesh."),
-        Option("pipeline_chunks", Positive, 1, "Number of chunks of the batch in a pipeline."),
+        Option(
+            "pipeline_stages",
+            Positive | None,
+            None,
+            "Number of pipeline stages; None takes it from the mesh.",
+            example="2",
+        ),
+        Option("pipeline_chunks", Positive, 1, "Number of chunks of the batch in a pipeline.", example="4"),
         Option(
             "pipeline_schedule",
             Schedule,
@@ -48,6 +55,7 @@ def mithril_options() -> Sequence[Option]:
             Mapping[str, int],
             nothing,
             "Axes to split over the devices: 'weights', 'activations', a parameter's name or a pattern -> axis.",
+            example='{"weights": 1}',
         ),
     ]
 

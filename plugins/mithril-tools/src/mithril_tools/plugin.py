@@ -58,9 +58,15 @@ def mithril_options() -> Sequence[Option]:
             "Directory for the graph after each pass, as numbered files.",
             affects="shown",
             needs_steps=True,
+            example='"graphs"',
         ),
         Option(
-            "intermediate_dir", Path | None, None, "Directory for the files of save_intermediates.", affects="shown"
+            "intermediate_dir",
+            Path | None,
+            None,
+            "Directory for the files of save_intermediates.",
+            affects="shown",
+            example='"stages"',
         ),
         Option("profile", bool, False, "Record the time of each compile stage and of each operation.", affects="shown"),
         Option(
@@ -69,6 +75,7 @@ def mithril_options() -> Sequence[Option]:
             None,
             "Write the recorded profile to this file, as Chrome-trace JSON.",
             affects="shown",
+            example='"trace.json"',
         ),
         Option(
             "save_intermediates",
@@ -109,6 +116,7 @@ def mithril_options() -> Sequence[Option]:
                 "depth": int | None,
             },
             affects="shown",
+            example='{"format": "svg", "show_shapes": True}',
         ),
     ]
 

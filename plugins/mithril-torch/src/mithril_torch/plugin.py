@@ -57,6 +57,7 @@ def mithril_options() -> Sequence[Option]:
             "its level or, with jit=True, a mode of torch.compile.",
             keys={"enable_cudnn": bool, "benchmark_mode": bool, "graph_mode": bool, "script_optimization": int | None},
             backends=("torch",),
+            example='{"graph_mode": True}',
         ),
     ]
 

@@ -27,6 +27,7 @@ def mithril_options() -> Sequence[Option]:
                 "effort": int | None,
                 "simulate": bool | None,
             },
+            example='{"topology": "v5e:2x2"}',
         ),
         Option(
             "tpu_replicas",
@@ -34,6 +35,7 @@ def mithril_options() -> Sequence[Option]:
             None,
             "Number of TPU devices to compile for; None means 1.",
             aliases=("tpu_options.replicas",),
+            example="4",
         ),
     ]
 

@@ -93,5 +93,6 @@ def mithril_options() -> Sequence[Option]:
             False,
             "Train with the rounding of int8 kernels.",
             keys={"bits": int, "block": int, "activations": bool, "keep": Layers},
+            example='{"bits": 8, "keep": ["head"]}',
         )
     ]

@@ -23,5 +23,6 @@ OPTIONS = (
         Positive | None,
         None,
         "Number of segments to recompute; None selects the number that minimizes memory.",
+        example="4",
     ),
 )

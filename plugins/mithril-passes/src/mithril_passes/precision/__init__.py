@@ -43,5 +43,6 @@ OPTIONS = (
         "Compute matrix products in a 16-bit dtype; keep: layers to exclude; low, full: operations by precision.",
         aliases=("torch_options.enable_amp",),
         keys={"dtype": Annotated[Any, Readable(_dtype)], "keep": Layers, "low": OPERATIONS, "full": OPERATIONS},
+        example='{"dtype": "bfloat16", "keep": ["head"]}',
     ),
 )

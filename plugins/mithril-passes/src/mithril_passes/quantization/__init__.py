@@ -35,6 +35,7 @@ OPTIONS = (
             "keep": Layers,
             "observe": Any,
         },
+        example='{"weights": "int8", "keep": ["head"]}',
     ),
 )
 

@@ -46,10 +46,15 @@ def option_text(row: dict[str, Any]) -> str:
     """Return the page of an option."""
     aliases = ", ".join(f"`{alias}`" for alias in row["aliases"])
     rows = [("accepts", row["type"]), ("default", f"`{row['default']}`"), ("owner", row["owner"])]
-    call = fence(f"ml.compile(model, backend, {row['name']}=...)")
+    call = fence(f"ml.compile(model, backend, {row['example'] or row['name'] + '=...'})")
     if aliases:
         rows.append(("aliases", aliases))
     return f"{call}\n\n{row['help']}\n\n{table(('property', 'value'), rows)}"
+
+
+def with_example(row: dict[str, Any]) -> str:
+    """Return the help of an option with its example."""
+    return f"{row['help']} Example: `{row['example']}`." if row["example"] else str(row["help"])
 
 
 # -- passes ----------------------------------------------------------------------------------------------------------
@@ -175,9 +180,12 @@ def class_text(name: str) -> str:
     value = public_value(name)
     head = f"{call_block(f'ml.{name}', value)}\n\n{prose(inspect.getdoc(value))}"
     if name == "compile":
-        columns = ("option", "owner", "type", "default", "meaning")
-        options = [[f"`{r['name']}`", r["owner"], r["type"], f"`{r['default']}`", r["help"]] for r in option_rows()]
-        return f"{head}\n\n{sections([('Options', table(columns, options))])}"
+        facts = "{} Accepts {}; the default is `{}`. Owner: {}."  # two columns: five do not fit into a narrow terminal
+        options = [
+            [f"`{r['name']}`", facts.format(with_example(r), r["type"], r["default"], r["owner"])]
+            for r in option_rows()
+        ]
+        return f"{head}\n\n{sections([('Options', table(('option', 'meaning'), options))])}"
     if not inspect.isclass(value):
         return head
     return f"{head}\n\n{sections([('Members', members_table(value))])}".rstrip()

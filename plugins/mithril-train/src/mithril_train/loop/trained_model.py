@@ -19,7 +19,9 @@ def compiled_model(
     if not is_compiled and not isinstance(model, (Layer, Transformed)):
         raise OptionError(f"'{model!r}' is not a model", hint="give a model or a compiled model")
     if not is_compiled and backend is None:
-        raise OptionError("a logical model needs a backend", hint='Trainer(model, optimizer, backend="jax")')
+        raise OptionError(
+            "Trainer needs a backend, which compiles the model", hint='Trainer(model, optimizer, backend="jax")'
+        )
     table = option_registry()
     for name in options:
         if name not in table.by_name and name not in table.aliases:

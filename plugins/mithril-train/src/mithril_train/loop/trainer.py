@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from mithril.backend import Least, Positive, checked, mismatch
 from mithril.compiler import CompiledModel, Transformed
-from mithril.graph import InputError, OptionError, log
+from mithril.graph import InputError, OptionError, log, phrase_here
 from mithril.models import Layer
 from mithril.system import notebook
 from mithril_parallel.processes import TIMEOUT, World
@@ -79,7 +79,31 @@ class Trainer(TrainerEvaluation):
         "validation": "trainer.fit(loader, validation=...)",
         "batch_size": "ml.DataLoader(data, batch_size=...)",
         "accumulate": "write gradient_accumulation_steps=",
+        "callbacks": "derive a class from ml.Callback, with a method such as epoch_end(self, trainer, row)",
     }
+    # Names of trainers elsewhere, separated by spaces, and the way here.
+    elsewhere: ClassVar = {
+        "model module": "trainer.compiled.model",
+        "parameters weights state_dict get_weights": "trainer.params",
+        "load_state_dict set_weights load_weights restore": "trainer.set_params(arrays), or trainer.load(path)",
+        "train": "trainer.fit(x, y, epochs=...)",
+        "validate test score": "trainer.evaluate(x, y)",
+        "train_on_batch training_step": "trainer.step(batch)",
+        "lr": "trainer.learning_rate",
+        "losses logs log": "trainer.history",
+        "save_checkpoint save_model save_weights": "trainer.save(path)",
+        "load_checkpoint": "trainer.load(path)",
+        "compile": "the arguments of ml.Trainer: optimizer, loss, metrics",
+        "export save_pretrained": "ml.compile(model, backend, inference=True).bind(trainer.params).export(path)",
+        "lr_find": "trainer.find_learning_rate(x, y)",
+    }
+
+    if not TYPE_CHECKING:  # type checkers know all attributes
+
+        def __getattr__(self, name: str) -> Any:
+            instead = phrase_here(name, self.elsewhere)
+            text = f"'{type(self).__name__}' object has no attribute '{name}'{f'; use {instead}' if instead else ''}"
+            raise AttributeError(text, name=name, obj=self)
 
     def __init__(
         self,
@@ -262,6 +286,7 @@ class Trainer(TrainerEvaluation):
     @checked(
         by_position="fit(x, y, epochs=...), or fit(loader, epochs=...)",
         loader="write x=",
+        callbacks=argument_hints["callbacks"],
     )
     def fit(
         self,
