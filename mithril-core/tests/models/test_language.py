@@ -1,6 +1,7 @@
 """Wiring: names, connections, blocks, outputs, sharing; compared with NumPy."""
 
 import importlib.util
+import pickle
 from copy import deepcopy
 from pathlib import Path
 
@@ -9,7 +10,22 @@ import pytest
 
 from mithril import ops
 from mithril.graph import ModelError, OperationError, Value
-from mithril.models import Add, Cast, Concat, Connection, IOKey, Layer, Model, Multiply, Negate, Relu, Sum, Tanh
+from mithril.models import (
+    Add,
+    Cast,
+    Concat,
+    Connection,
+    IOKey,
+    Layer,
+    Linear,
+    Model,
+    Multiply,
+    Negate,
+    Relu,
+    Sequential,
+    Sum,
+    Tanh,
+)
 from mithril.models.language.flatten import flatten
 
 spec = importlib.util.spec_from_file_location("model_test_helpers", Path(__file__).with_name("helpers.py"))
@@ -427,3 +443,53 @@ def test_a_model_inside_a_layer():
     graph = graph_of(Model(Twice(name="t")), {"input": f32(2, 3)})
     assert [i.name for i in graph.with_role("param")] == ["t.block.s.weight", "t.block.w"]
     assert len(graph.nodes) == 4
+
+
+class Inline(Layer):
+    def build(self, x):
+        x = Sequential(Linear(3), Relu())(x)
+        return Linear(3)(Linear(3)(x)) + Linear(3, name="skip")(x)
+
+
+def test_layers_that_build_creates_have_parameters_of_their_own():
+    # each is freed before the next one is created, which gets its address
+    names = ["linear.bias", "linear.weight", "linear_1.bias", "linear_1.weight"]
+    names += ["sequential.0.bias", "sequential.0.weight", "skip.bias", "skip.weight"]
+    assert sorted(run(Inline(), {"input": f32(2, 3)})[1]) == names
+
+
+def test_layers_that_build_creates_are_shared_by_the_calls_of_their_layer():
+    inner = Inline()
+    model = Model()
+    model |= inner
+    model += inner
+    out, params = run(model, {"input": f32(2, 3)})
+    assert len(params) == 8 and all(name.startswith("inline.") for name in params)
+    own = {name.removeprefix("inline."): x for name, x in params.items()}
+    once, _ = run(Inline(), {"input": f32(2, 3)}, own)
+    twice, _ = run(Inline(), {"input": once["output"]}, own)
+    np.testing.assert_allclose(out["output"], twice["output"], rtol=1e-6)
+
+
+def test_two_layers_of_one_name_in_a_build_method_are_an_error():
+    class Twice(Layer):
+        def build(self, x):
+            return Linear(3, name="a")(Linear(3, name="a")(x))
+
+    with pytest.raises(ModelError, match=r"two parameters are named 'a.weight'(?s:.)*or create it in __init__"):
+        run(Twice(), {"input": f32(2, 3)})
+
+
+class Named(Layer):
+    def __init__(self):
+        self.first, self.rest = Linear(2), [Linear(2), Linear(3)]
+
+    def build(self, x):
+        return self.rest[1](self.rest[0](self.first(x)))
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
+def test_copies_name_their_layers_as_the_original(copied, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.Named", Named, raising=False)
+    names = sorted(run(Named(), {"input": f32(2, 3)})[1])
+    assert sorted(run(copied(Named()), {"input": f32(2, 3)})[1]) == names

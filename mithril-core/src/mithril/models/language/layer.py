@@ -98,7 +98,7 @@ class Layer(metaclass=LayerMeta):
     tags: dict[str, Any]
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     location: SourceLocation  # line of the user's layer that applied this one, for messages
-    _children: dict[int, str]
+    _children: dict[Layer, str]  # by the layer: an id may return for another layer, and changes when pickled
 
     if TYPE_CHECKING:
 
@@ -229,11 +229,11 @@ class Layer(metaclass=LayerMeta):
     def __setattr__(self, name: str, value: Any) -> None:
         """Name layers after the attribute that stores them, directly or in a list."""
         if isinstance(value, Layer):
-            self._children[id(value)] = name
+            self._children[value] = name
         elif isinstance(value, (list, tuple)):
             for k, item in enumerate(value):
                 if isinstance(item, Layer):
-                    self._children[id(item)] = f"{name}.{k}"
+                    self._children[item] = f"{name}.{k}"
         self.__dict__[name] = value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Layer:
@@ -242,12 +242,12 @@ class Layer(metaclass=LayerMeta):
         memo[id(self)] = copy
         memo[id(self.pretrained)] = self.pretrained  # arrays are shared: nothing writes to them
         copy.__dict__.update({n: deepcopy(v, memo) for n, v in self.__dict__.items() if n != "_children"})
-        copy.__dict__["_children"] = {id(memo[old]): name for old, name in self._children.items() if old in memo}
+        copy.__dict__["_children"] = {memo[id(old)]: name for old, name in self._children.items() if id(old) in memo}
         return copy
 
     def child_name(self, child: Layer) -> str:
         """Return the attribute name of a child layer, else its own name."""
-        name = self._children.get(id(child))
+        name = self._children.get(child)
         return name if name is not None else child.name or snake_case(type(child).__name__)
 
     # -- surgery -----------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def _put_step(step: Any, new: Layer) -> None:
 def _put_attribute(parent: Layer, attribute: str, new: Layer) -> None:
     name = parent.child_name(getattr(parent, attribute))
     setattr(parent, attribute, new)
-    parent._children[id(new)] = name
+    parent._children[new] = name
 
 
 def _put_item(parent: Layer, attribute: str, k: int, new: Layer) -> None:
@@ -66,7 +66,7 @@ def _put_item(parent: Layer, attribute: str, k: int, new: Layer) -> None:
     name = parent.child_name(items[k])
     changed = [*items[:k], new, *items[k + 1 :]]
     parent.__dict__[attribute] = tuple(changed) if isinstance(items, tuple) else changed
-    parent._children[id(new)] = name
+    parent._children[new] = name
 
 
 def walk(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:

@@ -174,7 +174,7 @@ def weights_of(call: LayerCall, flat: FlatModel) -> Iterator[None]:
     """Within this context the layer of the call finds its pretrained arrays, without being traced."""
     context = Context(Builder(flat.name), training=False, dtype=None, frozen={})
     context.pretrained = {**{join_path(call.path, n): x for n, x in call.layer.pretrained.items()}, **flat.pretrained}
-    context.learned, context.parameter_scopes[id(call.layer)] = flat.learned, call.path
+    context.learned, context.parameter_scopes[call.layer] = flat.learned, call.path
     with context.active():
         yield
 

@@ -35,12 +35,15 @@ from mithril.plugins import Plugin
 class Builds(Protocol):
     """The attributes of a layer that a trace uses."""
 
+    name: str | None
     tags: dict[str, Any]
-    scalars: bool
     pretrained: Mapping[str, Any]
     frozen: tuple[str, ...]
+    _children: dict[Any, str]
     _is_replacement: bool
 
+    @property
+    def scalars(self) -> bool: ...
     @property
     def inputs(self) -> tuple[str, ...]: ...
     @property
@@ -113,8 +116,11 @@ class Context:
         self.operands: tuple[Any, ...] = ()
         self.bound: Mapping[str, Any] = {}
         self.params: dict[str, Value] = {}
-        self.owners: dict[str, int] = {}  # parameter name -> id of the only layer that may create it
-        self.parameter_scopes: dict[int, str] = {}  # id of a layer -> prefix of its parameters: path of its first use
+        self.owners: dict[str, object] = {}  # parameter name -> the only layer that may create it
+        self.parameter_scopes: dict[Builds, str] = {}  # prefix of the parameters of a layer: the path of its first use
+        self.created: dict[Builds, str] = {}  # layers that the current build method created -> their names
+        self.ran: set[Builds] = set()
+        self.repeats = False  # whether a layer around the current one runs again: what it creates is what it created
         self.states: dict[str, Value] = {}  # current values
         self.pretrained: dict[str, Any] = {}  # arrays by full name
         self.learned: Mapping[str, Shape] = {}  # shapes of parameters, where no array determines them
@@ -123,7 +129,7 @@ class Context:
         self.updated: dict[str, Value] = {}
         self.draws = 0
         self.new_tokens: tuple[Any, Any] | None = None  # batch and length of the tokens that advance the position
-        self.reparametrized: dict[tuple[int, str], Callable[[Value], Value]] = {}  # by layer and name of parameter
+        self.reparametrized: dict[tuple[Builds, str], Callable[[Value], Value]] = {}  # by layer and name of parameter
         self.watched: dict[str, Any] = {}  # path of a layer -> its result, None until it ran
         self.results: dict[str, Any] = {}  # path of a layer outside of loops and branches -> its first result
         self._current: Builds | None = None
@@ -139,7 +145,8 @@ class Context:
     @property
     def parameter_scope(self) -> str:
         """The prefix of the parameter names of the current layer."""
-        return self.parameter_scopes[id(self._current)]
+        assert self._current is not None
+        return self.parameter_scopes[self._current]
 
     def adopt(self, scope: str, arrays: Mapping[str, Any]) -> None:
         """Add the pretrained arrays of a layer; those of the layers around it take precedence."""
@@ -153,7 +160,7 @@ class Context:
 
     def pass_over(self, layer: Builds, path: str) -> None:
         """Reserve the names of a layer that is not run: all parameters keep their names, and patterns find it."""
-        self.parameter_scopes.setdefault(id(layer), path)
+        self.parameter_scopes.setdefault(layer, path)
         for inner, part in (("", layer), *layer.walk()):
             for name in part.weights:
                 self.is_frozen(join_path(join_path(path, inner), name))
@@ -178,10 +185,12 @@ class Context:
         bound: Mapping[str, Any],
     ) -> Any:
         """Build the operations of a layer; add its path and the user's line to errors."""
-        saved = (self.path, self.location, self.tags, self.operands, self.bound, self._current)
+        saved = (self.path, self.location, self.tags, self.operands, self.bound)
+        inside = (self._current, self.created, self.repeats)
         self.path, self.location, self.tags, self.operands, self.bound = path, location, tags, operands, bound
-        self._current = layer
-        self.parameter_scopes.setdefault(id(layer), path)
+        self._current, self.created, self.repeats = layer, {}, self.repeats or layer in self.ran
+        self.ran.add(layer)
+        self.parameter_scopes.setdefault(layer, path)
         if layer.pretrained:
             self.adopt(self.parameter_scope, layer.pretrained)
         self.freeze(self.parameter_scope, layer.frozen)
@@ -210,7 +219,8 @@ class Context:
             raise
         finally:
             builder.origin, builder.tags = outer
-            self.path, self.location, self.tags, self.operands, self.bound, self._current = saved
+            self.path, self.location, self.tags, self.operands, self.bound = saved
+            self._current, self.created, self.repeats = inside
 
     def _watched(self, path: str, value: Any) -> Any:
         if Builder.current() is not self.root:
@@ -240,14 +250,28 @@ class Context:
                 raise ModelError(
                     f"{layer!r} has no unbound input or weight '{name}'", facts=[f"inputs: {', '.join(inputs)}"]
                 )
-        scope = self.parameter_scopes[id(parent)]
-        name = parent.child_name(layer)
+        scope = self.parameter_scopes[parent]
+        name = self._name_within(parent, layer)
         path = join_path(self.path, name)
-        self.parameter_scopes.setdefault(id(layer), join_path(scope, name))
+        self.parameter_scopes.setdefault(layer, join_path(scope, name))
         tags = {**self.tags, **layer.tags} if layer.tags else self.tags
         if not layer.scalars:
             slots = [self.as_value(s) for s in slots]
         return self.run(layer, path, location or self.location, tags, tuple(slots), bound)
+
+    def _name_within(self, parent: Builds, layer: Builds) -> str:
+        """Return the name of a layer within another one; those that ``build`` creates are numbered, as in models."""
+        stem = parent.child_name(layer)
+        if layer in parent._children:
+            return stem
+        if layer not in self.created:
+            taken, name, n = {*self.created.values(), *parent._children.values()}, stem, 0
+            # in a loop or branch, which may be traced several times, a second layer is an error
+            while name in taken and layer.name is None and Builder.current() is self.root:
+                n += 1
+                name = f"{stem}_{n}"
+            self.created[layer] = name
+        return self.created[layer]
 
     def as_value(self, value: Any) -> Any:
         """Convert to a value: numbers and arrays become constants, a trainable input becomes its parameter."""
@@ -261,15 +285,15 @@ class Context:
     @contextmanager
     def reparametrize(self, layer: Builds, name: str, function: Callable[[Value], Value]) -> Iterator[None]:
         """Within this context the layer gets ``function`` of its parameter in place of the parameter."""
-        outer = self.reparametrized.get((id(layer), name))
-        self.reparametrized[id(layer), name] = function if outer is None else lambda value: outer(function(value))
+        outer = self.reparametrized.get((layer, name))
+        self.reparametrized[layer, name] = function if outer is None else lambda value: outer(function(value))
         try:
             yield
         finally:
             if outer is None:
-                del self.reparametrized[id(layer), name]
+                del self.reparametrized[layer, name]
             else:
-                self.reparametrized[id(layer), name] = outer
+                self.reparametrized[layer, name] = outer
 
     def given_shape(self, layer: Builds, name: str) -> Shape | None:
         """Return the shape that a parameter has before the layer asks for it: connected, pretrained or declared."""
@@ -279,7 +303,7 @@ class Context:
             return self._shape_of(binding) if value is None else value.shape
         if binding is not None:
             return self.as_value(binding).shape  # type: ignore[no-any-return]
-        return self._shape_named(join_path(self.parameter_scopes.get(id(layer), self.path), name))
+        return self._shape_named(join_path(self.parameter_scopes.get(layer, self.path), name))
 
     def _shape_named(self, name: str) -> Shape | None:
         array = self.pretrained.get(name)
@@ -296,7 +320,7 @@ class Context:
     def param(self, layer: Builds, name: str, shape: Shape, init: str, dtype: Any) -> Value:
         """Return the parameter of that name; a layer used twice gets the same parameter."""
         value = self._param(layer, name, shape, init, dtype)
-        function = self.reparametrized.get((id(layer), name))
+        function = self.reparametrized.get((layer, name))
         return value if function is None else self._checked(name, function(value), shape)
 
     def _param(self, layer: Builds, name: str, shape: Shape, init: str, dtype: Any) -> Value:
@@ -306,14 +330,17 @@ class Context:
             return self._checked(binding.name, self.materialize(binding, shape, init, kind), shape)
         if binding is not None:
             return self._checked(name, self.as_value(binding), shape)
-        scope = self.parameter_scopes[id(layer)]
+        scope = self.parameter_scopes[layer]
         full = f"{scope}.{name}" if scope else name
         existing = self.params.get(full)
         if existing is None:
-            self.owners[full] = id(layer)
+            self.owners[full] = layer
             return self._new_param(full, shape, kind, init)
-        if self.owners[full] != id(layer):
-            raise ModelError(f"two parameters are named '{full}'", hint="rename one of the layers with name=...")
+        if self.owners[full] is not layer and not self.repeats:
+            raise ModelError(
+                f"two parameters are named '{full}'",
+                hint="rename one of the layers with name=..., or create it in __init__",
+            )
         return self._checked(full, existing, shape)
 
     def materialize(
@@ -331,7 +358,7 @@ class Context:
                 hint="it is trainable: declare its shape with IOKey(shape=[...]), or set model.pretrained",
             )
         kind = lazy.key.dtype_declared or dtype or self._dtype(None)
-        self.owners[lazy.name] = id(lazy.key)
+        self.owners[lazy.name] = lazy.key
         return self._new_param(lazy.name, shape, kind, lazy.key.init or init or "normal(std=0.02)")
 
     def _new_param(self, name: str, shape: Shape, dtype: DType, init: str) -> Value:
@@ -369,7 +396,7 @@ class Context:
     # -- state -------------------------------------------------------------------------------------------------------
     def state(self, layer: Builds, name: str, shape: Shape, init: str, dtype: Any) -> Value:
         """Return the current value of a state."""
-        scope = self.parameter_scopes[id(layer)]
+        scope = self.parameter_scopes[layer]
         full = f"{scope}.{name}" if scope else name
         if full not in self.states:
             value = self.root.input(full, shape, self._dtype(dtype), "state", tags={"init": init})
@@ -377,12 +404,12 @@ class Context:
         return self.states[full]
 
     def update_state(self, layer: Builds, name: str, value: Value) -> None:
-        scope = self.parameter_scopes[id(layer)]
+        scope = self.parameter_scopes[layer]
         full = f"{scope}.{name}" if scope else name
         self.states[full] = self.updated[full] = value
 
     def is_updated(self, layer: Builds, name: str) -> bool:
-        scope = self.parameter_scopes[id(layer)]
+        scope = self.parameter_scopes[layer]
         return (f"{scope}.{name}" if scope else name) in self.updated
 
     def position(self, batch: Any, length: Any) -> Value:

@@ -57,7 +57,7 @@ class MultiHeadAttention(Layer):
         shared = None if features is None else self.kv_heads * (features // self.heads)
         self.projections: list[Layer] = [Linear(n, bias=bias) for n in (features, shared, shared, features)]
         for projection, name in zip(self.projections, ("query", "key", "value", "output"), strict=True):
-            self._children[id(projection)] = name
+            self._children[projection] = name
         self.optional = ("position", "mask") if cache else ("key", "value", "mask")
 
     def expects(self, terminal: str) -> Any:

@@ -17,7 +17,7 @@ class Sequential(Layer):
             if not isinstance(layer, Layer):
                 raise ModelError(f"Sequential takes layers, got a {type(layer).__name__}", hint="do not call them")
         self.layers = layers
-        self._children = {id(layer): str(k) for k, layer in reversed(list(enumerate(layers)))}
+        self._children = {layer: str(k) for k, layer in reversed(list(enumerate(layers)))}
 
     @overload
     def __getitem__(self, position: int) -> Layer: ...

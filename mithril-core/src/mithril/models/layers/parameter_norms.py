@@ -31,7 +31,7 @@ class WeightNorm(Reparametrization):
         init = f"norms(parameter={declared.name!r}, sizes={sizes}, init={inner!r}, axis={axis})"
         name, context = f"{self.parameter_name}_g", self.context
         if declared.name in context.pretrained:
-            scope = context.parameter_scopes[id(self)]
+            scope = context.parameter_scopes[self]
             norms = norms_of(to_numpy(context.pretrained[declared.name]), axis)
             context.adopt(scope, {name: norms})
         length = self.param(name, shape, init, stored.dtype)

@@ -18,7 +18,7 @@ class Wrapper(Layer):
 
     def __init__(self, inner: Layer) -> None:
         self.inner = inner
-        self._children[id(inner)] = ""
+        self._children[inner] = ""
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]

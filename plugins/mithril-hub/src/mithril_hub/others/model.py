@@ -27,7 +27,7 @@ class ImportedNetwork(Pretrained):
 
     def __init__(self, network: Layer, pooling: str) -> None:
         self.network = network
-        self._children[id(network)] = ""
+        self._children[network] = ""
         self.pooling = pooling if "last_hidden_state" in network.outputs else ""
         self.inputs = tuple(name for name in network.inputs if name not in DEFAULTS)
         self.optional = tuple(name for name in network.inputs if name in DEFAULTS)
