@@ -465,9 +465,9 @@ def test_layers_that_build_creates_are_shared_by_the_calls_of_their_layer():
     model += inner
     out, params = run(model, {"input": f32(2, 3)})
     assert len(params) == 8 and all(name.startswith("inline.") for name in params)
-    own = {name.removeprefix("inline."): x for name, x in params.items()}
-    once, _ = run(Inline(), {"input": f32(2, 3)}, own)
-    twice, _ = run(Inline(), {"input": once["output"]}, own)
+    inner_params = {name.removeprefix("inline."): x for name, x in params.items()}
+    once, _ = run(Inline(), {"input": f32(2, 3)}, inner_params)
+    twice, _ = run(Inline(), {"input": once["output"]}, inner_params)
     np.testing.assert_allclose(out["output"], twice["output"], rtol=1e-6)
 
 

@@ -259,8 +259,7 @@ class OptionRegistry:
 def _example(option: Option, start: str = "") -> str:
     """Return the keyword with its example, or with the first choice that is not the default; empty if there is none."""
     choices: Sequence[Any] = (True, False) if option.type is bool else _choices(option.type)
-    chosen = next((repr(choice) for choice in choices if choice != option.default), "")
-    text = option.example or chosen
+    text = option.example or next((repr(choice) for choice in choices if choice != option.default), "")
     return f"{start}{option.name}={text}" if text else ""
 
 

@@ -120,7 +120,9 @@ class Context:
         self.parameter_scopes: dict[Builds, str] = {}  # prefix of the parameters of a layer: the path of its first use
         self.created: dict[Builds, str] = {}  # layers that the current build method created -> their names
         self.ran: set[Builds] = set()
-        self.repeats = False  # whether a layer around the current one runs again: what it creates is what it created
+        self.repeats = (
+            False  # whether the current layer, or one around it, runs again, with the parameters of its first run
+        )
         self.states: dict[str, Value] = {}  # current values
         self.pretrained: dict[str, Any] = {}  # arrays by full name
         self.learned: Mapping[str, Shape] = {}  # shapes of parameters, where no array determines them
@@ -186,7 +188,7 @@ class Context:
     ) -> Any:
         """Build the operations of a layer; add its path and the user's line to errors."""
         saved = (self.path, self.location, self.tags, self.operands, self.bound)
-        inside = (self._current, self.created, self.repeats)
+        surroundings = (self._current, self.created, self.repeats)
         self.path, self.location, self.tags, self.operands, self.bound = path, location, tags, operands, bound
         self._current, self.created, self.repeats = layer, {}, self.repeats or layer in self.ran
         self.ran.add(layer)
@@ -220,7 +222,7 @@ class Context:
         finally:
             builder.origin, builder.tags = outer
             self.path, self.location, self.tags, self.operands, self.bound = saved
-            self._current, self.created, self.repeats = inside
+            self._current, self.created, self.repeats = surroundings
 
     def _watched(self, path: str, value: Any) -> Any:
         if Builder.current() is not self.root:
@@ -265,9 +267,9 @@ class Context:
         if layer in parent._children:
             return stem
         if layer not in self.created:
-            taken, name, n = {*self.created.values(), *parent._children.values()}, stem, 0
+            names, name, n = {*self.created.values(), *parent._children.values()}, stem, 0
             # in a loop or branch, which may be traced several times, a second layer is an error
-            while name in taken and layer.name is None and Builder.current() is self.root:
+            while name in names and layer.name is None and Builder.current() is self.root:
                 n += 1
                 name = f"{stem}_{n}"
             self.created[layer] = name
