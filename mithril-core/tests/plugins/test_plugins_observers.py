@@ -11,8 +11,8 @@ import mithril as ml
 from mithril import plugins
 from mithril.backend.arrays import as_numpy
 from mithril.backend.base import Backend
-from mithril.graph import OptionError, PassError, StrictError
 from mithril.compiler.plugin_methods import ELSEWHERE
+from mithril.graph import OptionError, PassError, StrictError
 from mithril.graph.evaluation import evaluate
 from mithril.models import Model, Relu
 from mithril.plugins import PluginWarning
