@@ -3,6 +3,7 @@
 import importlib.util
 import pickle
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -493,3 +494,53 @@ def test_copies_name_their_layers_as_the_original(copied, monkeypatch):
     monkeypatch.setattr(f"{__name__}.Named", Named, raising=False)
     names = sorted(run(Named(), {"input": f32(2, 3)})[1])
     assert sorted(run(copied(Named()), {"input": f32(2, 3)})[1]) == names
+
+
+@dataclass
+class Held(Layer):
+    """Compares by value, so it has no hash."""
+
+    head: Layer
+
+    def __post_init__(self):
+        self.appended, self.grid = [], [[Linear(3)], [Linear(3)]]
+        self.appended.append(Linear(3))
+        self.by_key = {"a": Linear(3), "b": (Linear(3),)}
+
+    def build(self, x):
+        for layer in (*self.appended, *self.grid[0], *self.grid[1], self.by_key["a"], *self.by_key["b"]):
+            x = layer(x)
+        return self.head(x)
+
+
+HELD = ["appended.0", "by_key.a", "by_key.b.0", "grid.0.0", "grid.1.0", "head"]
+
+
+def test_layers_are_named_after_attributes_lists_and_keys():
+    model = Held(Linear(3))
+    assert sorted({n.rpartition(".")[0] for n in run(model, {"input": f32(2, 3)})[1]}) == HELD
+    assert sorted(path for path, _ in model.walk()) == HELD
+
+
+@pytest.mark.parametrize("path", HELD)
+def test_layers_in_containers_are_replaced_at_their_paths(path):
+    model = Held(Linear(3))
+    copy = deepcopy(model)
+    copy.replace(path, Relu())
+    assert path not in {n.rpartition(".")[0] for n in run(copy, {"input": f32(2, 3)})[1]}
+    assert isinstance(copy.find(path)[path], Relu) and not model.find(Relu)
+
+
+def test_other_things_in_a_sequence_are_an_error_with_the_way():
+    for wrong in ([Relu()], ops.relu, {"a": Relu()}):
+        with pytest.raises(
+            ModelError, match=r"expected Layer, got(?s:.)*hint: write Sequential\(\*layers\) for a list"
+        ):
+            Sequential(wrong)
+
+
+def test_layers_in_containers_are_saved():
+    model = Held(Linear(3))
+    model.replace("by_key.b.0", Linear(4))
+    saved = Layer.from_json(model.to_json(), layers=[Held])
+    assert {path: repr(layer) for path, layer in saved.walk()} == {path: repr(layer) for path, layer in model.walk()}

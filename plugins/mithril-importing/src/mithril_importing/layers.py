@@ -36,7 +36,7 @@ class ImportedLayer(Layer):
         self.layers = [pattern(p, parts) or ImportedLayer(p, parts, pattern) for p, parts in inner.items()]
         self.replaced: frozenset[str] = frozenset()  # paths of the children that are not of the source any more
         prefix = f"{path}." if path else ""
-        self._children = {x: p.removeprefix(prefix) for p, x in zip(inner, self.layers, strict=True)}
+        self._children.update((x, p.removeprefix(prefix)) for p, x in zip(inner, self.layers, strict=True))
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -207,6 +207,6 @@ class Run(ABC):
         context = self.root.context
         for part in _with_wrapped(layer):
             context.parameter_scopes.setdefault(part, scope)
-        if (owner, rest) in context.reparametrized:
+        if (id(owner), rest) in context.reparametrized:
             return owner.param(rest, shape, dtype=dtype)
         return shared_parameter(layer, rest, shape, dtype=dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import isfunction
 from typing import Any
 
 from mithril import plugins
@@ -220,6 +221,8 @@ def _not_a_model(model: object) -> ModelError:
         importers = [f"from_{kind.__module__.partition('.')[0]}" for kind in type(model).__mro__]
         importer = next((name for name in importers if name in plugins.pip_hints.EXPORTS), None)
         hint = f"ml.{importer} imports models of this package" if importer else None
+        if isfunction(model):
+            hint = "call it in the build method of a layer: class Network(Layer): def build(self, x): ..."
     return ModelError(f"{description} cannot be compiled", facts=["accepted: a model, or a single layer"], hint=hint)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from mithril.backend import check_call, checked, constructor, is_ours
 from mithril.graph import METHODS, ModelError, OptionError, Value, is_building, phrase_here, visible
+from mithril.models.language.children import LayerMap, parts, slot
 from mithril.models.language.connection import Connection, Connections, Step, snake_case
 from mithril.models.language.source_location import NOWHERE, SourceLocation, caller_location, user_location
 from mithril.models.language.trace_context import Context, active, current, shapes_of
@@ -59,9 +60,10 @@ class LayerMeta(type):
         _count_layer()
         kind: Any = cls
         layer = object.__new__(kind)
-        layer.__dict__.update(_children={}, tags={}, name=name, arguments=(args, options), location=NOWHERE)
+        layer.__dict__.update(_children=LayerMap(), tags={}, name=name, arguments=(args, options), location=NOWHERE)
+        hints = getattr(cls, "argument_hints", {})
         try:
-            check_call(cls.__name__, constructor(kind), args, options, {}, types=is_ours(cls), extra=("name",))
+            check_call(cls.__name__, constructor(kind), args, options, hints, types=is_ours(cls), extra=("name",))
         except OptionError as error:
             raise ModelError(error.what, facts=[f"at {user_location()}", *error.facts], hint=error.hint) from None
         try:
@@ -98,7 +100,7 @@ class Layer(metaclass=LayerMeta):
     tags: dict[str, Any]
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     location: SourceLocation  # line of the user's layer that applied this one, for messages
-    _children: dict[Layer, str]  # by the layer: an id may return for another layer, and changes when pickled
+    _children: LayerMap[str]  # names of layers inside that are not those of their attributes
 
     if TYPE_CHECKING:
 
@@ -226,29 +228,29 @@ class Layer(metaclass=LayerMeta):
         self.tags[name] = value
         return self
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Name layers after the attribute that stores them, directly or in a list."""
-        if isinstance(value, Layer):
-            self._children[value] = name
-        elif isinstance(value, (list, tuple)):
-            for k, item in enumerate(value):
-                if isinstance(item, Layer):
-                    self._children[item] = f"{name}.{k}"
-        self.__dict__[name] = value
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Layer:
         """Return a copy with separate parameters; child layers keep their names."""
         copy = object.__new__(type(self))
         memo[id(self)] = copy
         memo[id(self.pretrained)] = self.pretrained  # arrays are shared: nothing writes to them
         copy.__dict__.update({n: deepcopy(v, memo) for n, v in self.__dict__.items() if n != "_children"})
-        copy.__dict__["_children"] = {memo[id(old)]: name for old, name in self._children.items() if id(old) in memo}
+        names = ((memo[id(old)], name) for old, name in self._children.items() if id(old) in memo)
+        copy.__dict__["_children"] = LayerMap(names)
         return copy
 
     def child_name(self, child: Layer) -> str:
-        """Return the attribute name of a child layer, else its own name."""
-        name = self._children.get(child)
+        """Return the name of a layer in this one: that of its attribute, else its own name."""
+        name = self.part_name(child)
         return name if name is not None else child.name or snake_case(type(child).__name__)
+
+    def part_name(self, child: Layer) -> str | None:
+        """Return the name of a layer in an attribute, or None if ``build`` created it."""
+        return self._children[child] if child in self._children else self.part_names().get(child)
+
+    def part_names(self) -> LayerMap[str]:
+        """Return the names of the layers in attributes; the last of two attributes with one layer names it."""
+        named = ((part, slot(attribute, keys)) for attribute, keys, part in parts(self, Layer))
+        return LayerMap((*named, *self._children.items()))
 
     # -- surgery -----------------------------------------------------------------------------------------------------
     def walk(self) -> Iterator[tuple[str, Layer]]:

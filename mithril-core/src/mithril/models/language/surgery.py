@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from mithril.backend import matches
 from mithril.graph import ModelError, closest
+from mithril.models.language.children import Keys, parts, slot, with_part
 from mithril.models.language.layer import Layer
 from mithril.models.language.model import Model
 from mithril.models.language.source_location import user_location
@@ -34,14 +35,10 @@ def places(layer: Layer) -> Iterator[Place]:
         assert isinstance(step.layer, Layer)
         yield Place(step.name, step.name, step.layer, partial(_put_step, step))
     wired = {id(step.layer) for step in steps}
-    for attribute, value in list(vars(layer).items()):
-        if isinstance(value, Layer) and id(value) not in wired:
-            yield Place(layer.child_name(value), attribute, value, partial(_put_attribute, layer, attribute))
-        elif isinstance(value, (list, tuple)) and attribute != "arguments":
-            for k, item in enumerate(value):
-                if isinstance(item, Layer) and id(item) not in wired:
-                    slot = f"{attribute}.{k}"
-                    yield Place(layer.child_name(item), slot, item, partial(_put_item, layer, attribute, k))
+    for attribute, keys, child in parts(layer, Layer):
+        if id(child) not in wired:
+            put = partial(_put_part, layer, attribute, keys, child)
+            yield Place(layer.child_name(child), slot(attribute, keys), child, put)
 
 
 def _put_step(step: Any, new: Layer) -> None:
@@ -55,17 +52,9 @@ def _put_step(step: Any, new: Layer) -> None:
     step.layer = new
 
 
-def _put_attribute(parent: Layer, attribute: str, new: Layer) -> None:
-    name = parent.child_name(getattr(parent, attribute))
-    setattr(parent, attribute, new)
-    parent._children[new] = name
-
-
-def _put_item(parent: Layer, attribute: str, k: int, new: Layer) -> None:
-    items = getattr(parent, attribute)
-    name = parent.child_name(items[k])
-    changed = [*items[:k], new, *items[k + 1 :]]
-    parent.__dict__[attribute] = tuple(changed) if isinstance(items, tuple) else changed
+def _put_part(parent: Layer, attribute: str, keys: Keys, old: Layer, new: Layer) -> None:
+    name = parent.child_name(old)
+    setattr(parent, attribute, with_part(getattr(parent, attribute), keys, new))
     parent._children[new] = name
 
 

@@ -27,6 +27,7 @@ from mithril.graph import (
     is_static,
     result,
 )
+from mithril.models.language.children import LayerMap
 from mithril.models.language.connection import IOKey
 from mithril.models.language.source_location import SourceLocation
 from mithril.plugins import Plugin
@@ -39,7 +40,6 @@ class Builds(Protocol):
     tags: dict[str, Any]
     pretrained: Mapping[str, Any]
     frozen: tuple[str, ...]
-    _children: dict[Any, str]
     _is_replacement: bool
 
     @property
@@ -52,6 +52,8 @@ class Builds(Protocol):
     def weights(self) -> tuple[str, ...]: ...
     def build(self, *inputs: Any) -> Any: ...
     def child_name(self, child: Any, /) -> str: ...
+    def part_name(self, child: Any, /) -> str | None: ...
+    def part_names(self) -> LayerMap[str]: ...
     def walk(self) -> Iterable[tuple[str, Builds]]: ...
 
 
@@ -117,9 +119,9 @@ class Context:
         self.bound: Mapping[str, Any] = {}
         self.params: dict[str, Value] = {}
         self.owners: dict[str, object] = {}  # parameter name -> the only layer that may create it
-        self.parameter_scopes: dict[Builds, str] = {}  # prefix of the parameters of a layer: the path of its first use
-        self.created: dict[Builds, str] = {}  # layers that the current build method created -> their names
-        self.ran: set[Builds] = set()
+        self.parameter_scopes: LayerMap[str] = LayerMap()  # prefix of the parameters: the path of the first use
+        self.created: LayerMap[str] = LayerMap()  # names of the layers that the current build method created
+        self.ran: LayerMap[None] = LayerMap()
         self.repeats = (
             False  # whether the current layer, or one around it, runs again, with the parameters of its first run
         )
@@ -131,7 +133,7 @@ class Context:
         self.updated: dict[str, Value] = {}
         self.draws = 0
         self.new_tokens: tuple[Any, Any] | None = None  # batch and length of the tokens that advance the position
-        self.reparametrized: dict[tuple[Builds, str], Callable[[Value], Value]] = {}  # by layer and name of parameter
+        self.reparametrized: dict[tuple[int, str], Callable[[Value], Value]] = {}  # by layer and name of parameter
         self.watched: dict[str, Any] = {}  # path of a layer -> its result, None until it ran
         self.results: dict[str, Any] = {}  # path of a layer outside of loops and branches -> its first result
         self._current: Builds | None = None
@@ -190,8 +192,8 @@ class Context:
         saved = (self.path, self.location, self.tags, self.operands, self.bound)
         surroundings = (self._current, self.created, self.repeats)
         self.path, self.location, self.tags, self.operands, self.bound = path, location, tags, operands, bound
-        self._current, self.created, self.repeats = layer, {}, self.repeats or layer in self.ran
-        self.ran.add(layer)
+        self._current, self.created, self.repeats = layer, LayerMap(), self.repeats or layer in self.ran
+        self.ran[layer] = None
         self.parameter_scopes.setdefault(layer, path)
         if layer.pretrained:
             self.adopt(self.parameter_scope, layer.pretrained)
@@ -263,11 +265,12 @@ class Context:
 
     def _name_within(self, parent: Builds, layer: Builds) -> str:
         """Return the name of a layer within another one; those that ``build`` creates are numbered, as in models."""
-        stem = parent.child_name(layer)
-        if layer in parent._children:
-            return stem
+        if (name := parent.part_name(layer)) is not None:
+            return name
         if layer not in self.created:
-            names, name, n = {*self.created.values(), *parent._children.values()}, stem, 0
+            names = {*self.created.values(), *parent.part_names().values()}
+            name = stem = parent.child_name(layer)
+            n = 0
             # in a loop or branch, which may be traced several times, a second layer is an error
             while name in names and layer.name is None and Builder.current() is self.root:
                 n += 1
@@ -287,15 +290,15 @@ class Context:
     @contextmanager
     def reparametrize(self, layer: Builds, name: str, function: Callable[[Value], Value]) -> Iterator[None]:
         """Within this context the layer gets ``function`` of its parameter in place of the parameter."""
-        outer = self.reparametrized.get((layer, name))
-        self.reparametrized[layer, name] = function if outer is None else lambda value: outer(function(value))
+        outer = self.reparametrized.get((id(layer), name))
+        self.reparametrized[id(layer), name] = function if outer is None else lambda value: outer(function(value))
         try:
             yield
         finally:
             if outer is None:
-                del self.reparametrized[layer, name]
+                del self.reparametrized[id(layer), name]
             else:
-                self.reparametrized[layer, name] = outer
+                self.reparametrized[id(layer), name] = outer
 
     def given_shape(self, layer: Builds, name: str) -> Shape | None:
         """Return the shape that a parameter has before the layer asks for it: connected, pretrained or declared."""
@@ -322,7 +325,7 @@ class Context:
     def param(self, layer: Builds, name: str, shape: Shape, init: str, dtype: Any) -> Value:
         """Return the parameter of that name; a layer used twice gets the same parameter."""
         value = self._param(layer, name, shape, init, dtype)
-        function = self.reparametrized.get((layer, name))
+        function = self.reparametrized.get((id(layer), name))
         return value if function is None else self._checked(name, function(value), shape)
 
     def _param(self, layer: Builds, name: str, shape: Shape, init: str, dtype: Any) -> Value:

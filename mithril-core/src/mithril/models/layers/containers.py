@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 from mithril.graph import ModelError
+from mithril.models.language.children import LayerMap
 from mithril.models.language.layer import Layer
 
 
 class Sequential(Layer):
     """A sequence of layers, named 0, 1, 2, ... as in PyTorch: ``net[0]``, ``net[:-1]``, ``len(net)``."""
 
+    argument_hints: ClassVar = {
+        "layers": "write Sequential(*layers) for a list, and a layer such as Relu() for a function"
+    }
+
     def __init__(self, *layers: Layer) -> None:
         for layer in layers:
             if not isinstance(layer, Layer):
                 raise ModelError(f"Sequential takes layers, got a {type(layer).__name__}", hint="do not call them")
         self.layers = layers
-        self._children = {layer: str(k) for k, layer in reversed(list(enumerate(layers)))}
+        self._children = LayerMap((layer, str(k)) for k, layer in reversed(list(enumerate(layers))))
 
     @overload
     def __getitem__(self, position: int) -> Layer: ...

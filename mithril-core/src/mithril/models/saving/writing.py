@@ -11,6 +11,7 @@ from typing import Any
 
 from mithril.graph import ModelError, __version__
 from mithril.models.language.apply_op import Apply
+from mithril.models.language.children import within
 from mithril.models.language.connection import NO_DEFAULT, Connection, IOKey
 from mithril.models.language.control_flow import Block, If, While
 from mithril.models.language.layer import Layer
@@ -210,7 +211,7 @@ def _changed_fields(layer: Layer, new: Layer) -> list[str]:
 
 
 def _mark(value: Any) -> str:
-    if isinstance(value, Layer) or (isinstance(value, (list, tuple)) and any(isinstance(x, Layer) for x in value)):
+    if any(within(value, Layer)):
         return "layers"  # compared by place
     try:
         return fingerprint(value)
