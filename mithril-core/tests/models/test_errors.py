@@ -215,8 +215,10 @@ def test_a_model_cannot_contain_itself():
         (None, "a NoneType cannot be compiled\n  accepted: a model, or a single layer"),
         (
             lambda x: x,
-            "a function cannot be compiled\n  accepted: a model, or a single layer\n"
-            "hint: call it in the build method of a layer: class Network(Layer): def build(self, x): ...",
+            (
+                "a function cannot be compiled\n  accepted: a model, or a single layer\n"
+                "hint: call it in the build method of a layer: class Network(Layer): def build(self, x): ..."
+            ),
         ),
         (int, "the class int cannot be compiled\n  accepted: a model, or a single layer"),
         (

@@ -249,8 +249,8 @@ class Layer(metaclass=LayerMeta):
 
     def part_names(self) -> LayerMap[str]:
         """Return the names of the layers in attributes; the last of two attributes with one layer names it."""
-        named = ((part, slot(attribute, keys)) for attribute, keys, part in parts(self, Layer))
-        return LayerMap((*named, *self._children.items()))
+        names = ((part, slot(attribute, keys)) for attribute, keys, part in parts(self, Layer))
+        return LayerMap((*names, *self._children.items()))
 
     # -- surgery -----------------------------------------------------------------------------------------------------
     def walk(self) -> Iterator[tuple[str, Layer]]:

@@ -37,8 +37,8 @@ def places(layer: Layer) -> Iterator[Place]:
     wired = {id(step.layer) for step in steps}
     for attribute, keys, child in parts(layer, Layer):
         if id(child) not in wired:
-            put = partial(_put_part, layer, attribute, keys, child)
-            yield Place(layer.child_name(child), slot(attribute, keys), child, put)
+            replace_part = partial(_put_part, layer, attribute, keys, child)
+            yield Place(layer.child_name(child), slot(attribute, keys), child, replace_part)
 
 
 def _put_step(step: Any, new: Layer) -> None:
