@@ -10,7 +10,7 @@ import pytest
 import mithril as ml
 from mithril import ops
 from mithril.graph import GradientError, InputError
-from mithril.models import BatchNorm1d, Dropout, LayerNorm, Linear, Model, Tanh
+from mithril.models import Add, BatchNorm1d, Dropout, LayerNorm, Linear, Max, Model, Tanh, While
 
 
 def model():
@@ -86,3 +86,39 @@ def test_the_precision_of_products_holds_in_the_function():
     function, params = compiled.to_function(), compiled.randomize_params(seed=0)
     program = str(jax.make_jaxpr(lambda p, x: function(p, {"input": x}))(params, jax.numpy.ones((2, 4))))
     assert "HIGHEST" in program
+
+
+def loop(bound, inner):
+    """Return a loop that ends before its bound, with a maximum and a loop in each step."""
+    body = Model()
+    body |= Linear(5, name="linear")(input="state", output="h")
+    twice = Tanh()(input="t", output="u")
+    body |= While("k < 2", twice, {"t": "h", "k": 0}, {"t": "u", "k": "k + 1"}, {"s": "t"}, inner)(output="s")
+    body |= Max(axis=-1, keepdims=True)(input="s", output="top")
+    body |= Add()(left="s", right="top", output="next")
+    m = Model()
+    states = {"state": "x", "n": 0}
+    m |= While("n < 3", body, states, {"state": "next", "n": "n + 1"}, {"y": "state"}, bound)(output="y")
+    return m
+
+
+def test_jax_differentiates_bounded_loops():
+    x, slope = rows(), jnp.asarray(np.linspace(-1, 1, 20), jnp.float32).reshape(4, 5)
+    compiled = [ml.compile(loop(7, 4), "jax", shapes={"x": [4, 5]}, autodiff=kind) for kind in ("graph", "native")]
+    params = compiled[0].randomize_params(0)
+    expected, native = (c.evaluate(params, {"x": x}, slope)[1] for c in compiled)
+    function = compiled[0].to_function()
+    derived = jax.grad(lambda p: (function(p, {"x": x})["y"] * slope).sum())(params)
+    for name, g in expected.items():
+        np.testing.assert_allclose(native[name], g, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(derived[name], g, rtol=1e-6, atol=1e-6)
+
+
+def test_a_loop_without_bound_has_no_gradient_by_jax():
+    compiled = ml.compile(loop(7, None), "jax", shapes={"x": [4, 5]}, autodiff="native")
+    with pytest.raises(GradientError) as raised:
+        compiled.evaluate(compiled.randomize_params(0), {"x": rows()}, jnp.ones((4, 5)))
+    assert str(raised.value) == (
+        "JAX has no gradient of a 'while' without max_trips\n"
+        "hint: pass a bound: While(..., max_trips=...), while_loop(..., max_trips=...)"
+    )

@@ -87,6 +87,10 @@ class SourceBackend(Backend):
             table = self._made_tables[key] = base.extend(extra) if extra else base
         return table
 
+    def differentiable_table(self, options: BuildOptions) -> Lowerings:
+        """Return the table of source that the framework differentiates."""
+        return self.table(options)
+
     def base_table(self, semantics: str) -> Lowerings:
         """Return the lowering table of a semantics without plugins; backends of several devices have several."""
         return self.tables.get(semantics) or self.tables["portable"]
@@ -205,7 +209,8 @@ class SourceBackend(Backend):
 
         With ``gradients`` the framework differentiates the function, which must not overwrite values.
         """
-        parts = emit(graph, self.table(options), options.plugins)
+        table = self.differentiable_table(options) if gradients else self.table(options)
+        parts = emit(graph, table, options.plugins)
         text = from_template(options.template_path, parts) if options.template_path is not None else render(parts)
         if options.code_transformers:
             text = transformed(text, options.code_transformers)

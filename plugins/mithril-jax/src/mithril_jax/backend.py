@@ -33,6 +33,7 @@ from mithril.backend import (
 from mithril.graph import (
     BackendError,
     Decisions,
+    GradientError,
     Graph,
     Node,
     OptionError,
@@ -50,6 +51,7 @@ from mithril_jax.lowering import (
     is_wide,
     table,
     with_blocked_attention,
+    with_differentiable_loops,
     with_ring_attention,
     with_rows_by_device,
     with_unroll,
@@ -218,6 +220,9 @@ class JaxBackend(SourceBackend):
             divided = with_ring_attention(divided, positions) if positions > 1 else divided
             self._tables[key] = divided if steps is None else with_unroll(divided, steps)
         return self._tables[key]
+
+    def differentiable_table(self, options: BuildOptions) -> Lowerings:
+        return with_differentiable_loops(self.table(options))
 
     def mesh_axes(self, options: BuildOptions | None) -> Mapping[str, int]:
         """Return the axes of the mesh over which programs are divided, and their sizes."""
@@ -527,6 +532,14 @@ class Differentiated:
             return {name: results[name] for name in self.of}, results
 
         variables = {name: params[name] if name in params else inputs[name] for name in self.wrt}
-        _, pull, results = jax.vjp(outputs, variables, has_aux=True)
-        (gradients,) = pull({name: inputs[cotangent_name(name)] for name in self.of})
+        try:
+            _, pull, results = jax.vjp(outputs, variables, has_aux=True)
+            (gradients,) = pull({name: inputs[cotangent_name(name)] for name in self.of})
+        except ValueError as error:
+            if "lax.while_loop" not in str(error):
+                raise
+            raise GradientError(
+                "JAX has no gradient of a 'while' without max_trips",
+                hint="pass a bound: While(..., max_trips=...), while_loop(..., max_trips=...)",
+            ) from None
         return {**results, **{result_name("gradient", name): gradients[name] for name in self.wrt}}

@@ -309,6 +309,24 @@ def _while(call: Call) -> None:
     )
 
 
+def with_differentiable_loops(base: Lowerings) -> Lowerings:
+    """Extend the table by bounded loops as scans whose steps do nothing once the condition is false."""
+    extended = base.extend()
+    extended.function("while", when=lambda node: node.attributes["max_trips"] is not None)(_bounded_while)
+    return extended
+
+
+def _bounded_while(call: Call) -> None:
+    test, step, state = call.region(0), call.region(1), call.temp("state")
+    rest = "".join(f", {o}" for o in call.operands[call.states :])
+    states = ", ".join(f"jnp.asarray({o})" for o in call.operands[: call.states])
+    call.line(
+        f"{_assigned(call.results)} = lax.scan(lambda {state}, _: (lax.cond({test}(*{state}{rest})[0], "
+        f"lambda *{state}: {step}(*{state}{rest}), lambda *{state}: {state}, *{state}), None), "
+        f"({states},), None, length={call.max_trips})[0]"
+    )
+
+
 def _scan(call: Call, unroll: int = 1) -> None:
     body, n, m = call.region(0), call.carries, call.sequences
     carry, element, step = call.temp("carry"), call.temp("element"), call.temp("step")
