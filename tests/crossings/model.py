@@ -257,7 +257,6 @@ SOURCES = (
             Excluded("its programs have static sizes", sizes="open odd one empty"),
             Excluded("the last batch of an epoch is smaller", mode=TRAINING),
             Excluded("its programs have no layers", surgery="lora replace hook freeze outputs"),
-            Known("slices at computed places in loops are not read from ONNX", network="experts", mode="to_onnx"),
             Refused(
                 "loops of StableHLO have no bound",
                 "max_trips gradient",
@@ -563,12 +562,7 @@ MESHES = (
     ),
 )
 
-NO_WHILE = "JAX does not differentiate a bounded loop by itself, and raises its own error"
 NETWORK_LIMITS: dict[str, tuple[Limit, ...]] = {
-    "loop": (
-        Known(NO_WHILE, engine="jax", mode="function"),
-        Known(NO_WHILE, engine="jax", mode="gradient", options="framework"),
-    ),
     "decoder": (
         Excluded(
             "the network is that of a checkpoint",

@@ -344,12 +344,15 @@ class Importer:
         converted = [self.operand(x, row.kind(k)) for k, x in enumerate(operands)]
         extra = {"context": context} if row.context else {}
         values = [k for k, x in enumerate(converted) if row.kind(k) in ("Operand", "Weight", "State") and x is not None]
-        if row.folds and all(isinstance(converted[k], np.ndarray) and not is_sizes(converted[k]) for k in values):
+        fixed = [converted[k] for k in values] + [x for x in converted if isinstance(x, Value)]
+        if row.folds and all(isinstance(x, np.ndarray) and not is_sizes(x) for x in fixed):
             folded = self._fold(row, converted, values, attributes, extra)
             if folded is not None:
                 return folded
         for k in values:
-            converted[k] = as_value(converted[k])
+            item, converted[k] = converted[k], as_value(converted[k])
+            if is_sizes(item):
+                self.knowledge.sizes[converted[k]] = item
         results = _tuple(row.function(*converted, **attributes, **extra))
         if self.rows_of.axes:
             self.rows_of.follow(context.node, [*converted, *_captured(context)], attributes, results)
@@ -387,6 +390,8 @@ class Importer:
 
     def sizes(self, item: Any) -> tuple[int | Dim, ...]:
         """Return an operand as sizes, which may be symbolic."""
+        if isinstance(item, Value):
+            item = self.knowledge.sizes.get(item, item)
         array = item if is_sizes(item) else self.known(item, "an operand that holds sizes or axes")
         return tuple(d if isinstance(d, Dim) else int(d) for d in array.reshape(-1))
 

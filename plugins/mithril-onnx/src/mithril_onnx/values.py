@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.graph import Builder, Dim, Size, UnsupportedError, Value, dtype as as_dtype, is_static
+from mithril.graph import Builder, Dim, Node, Size, UnsupportedError, Value, dtype as as_dtype, is_static
 
 Array = np.ndarray[Any, Any]
 
@@ -86,6 +86,7 @@ class Knowledge:
 
     def __init__(self) -> None:
         self.arrays: dict[Value, Array] = {}  # parameters of the root graph
+        self.sizes: dict[Value, Array] = {}  # symbolic sizes that became values
 
     def array(self, x: Any) -> Any:
         """Return the elements of x, or None if they depend on inputs of the graph."""
@@ -95,6 +96,16 @@ class Knowledge:
             return self._of(x, Builder.current(), {})
         except _DependsOnInputs:
             return None
+
+    def producer(self, x: Any) -> Node | None:
+        """Return the node that computes x, in this graph or in those around it."""
+        builder: Any = Builder.current()
+        while builder is not None:
+            if (node := next((n for n in builder.nodes if any(r is x for r in n.results)), None)) is not None:
+                return node  # type: ignore[no-any-return]
+            x = next((outer for outer, local in getattr(builder, "captured", {}).items() if local is x), x)
+            builder = getattr(builder, "outer", None)
+        return None
 
     def inputs_of(self, x: Value) -> list[str]:
         """Return the names of the graph inputs that x depends on."""

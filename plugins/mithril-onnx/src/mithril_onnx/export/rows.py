@@ -364,13 +364,12 @@ def _differs_in_one_axis(node: Node) -> bool:
 
 @row("dynamic_update_slice", when=_differs_in_one_axis)
 def _dynamic_update_slice(w, node, x, update, starts):
-    """Write an update along one axis: the parts before and after it are kept."""
+    """Write an update along one axis."""
     shape, sizes = node.operands[0].shape, node.operands[1].shape
     axis = next((k for k, (a, b) in enumerate(zip(shape, sizes, strict=True)) if a != b), None)
     if axis is None:
         return w.node("Identity", update)
     begin = w.node("Slice", _clamped(w, starts, shape, sizes), w.ints([axis]), w.ints([axis + 1]), w.ints([0]))
-    end = w.node("Add", begin, w.size(sizes[axis]))
-    before = w.node("Slice", x, w.ints([0]), begin, w.ints([axis]))
-    after = w.node("Slice", x, end, w.ints([2**62]), w.ints([axis]))
-    return w.node("Concat", before, update, after, axis=axis)
+    steps = w.node("Range", w.constant(np.int64(0)), w.node("Squeeze", w.size(sizes[axis])), w.constant(np.int64(1)))
+    places = w.node("Reshape", w.node("Add", begin, steps), w.ints([-1, *[1] * (len(shape) - 1 - axis)]))
+    return w.node("ScatterElements", x, w.node("Expand", places, w.shape(sizes)), update, axis=axis)

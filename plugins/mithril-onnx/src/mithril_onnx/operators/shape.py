@@ -117,7 +117,10 @@ def Split(x, split: Sizes = None, *, axis=0, num_outputs=None, context):
 
 
 @operator
-def Slice(x, starts: Sizes, ends: Sizes, axes: Sizes = None, steps: Sizes = None):
+def Slice(x, starts: Item, ends: Item, axes: Sizes = None, steps: Sizes = None, *, context):
+    if (computed := _slice_at_computed_place(x, starts, ends, axes, steps, context)) is not None:
+        return computed
+    starts, ends = context.importer.sizes(starts), context.importer.sizes(ends)
     axes = tuple(range(len(starts))) if axes is None else tuple(axes)
     steps = (1,) * len(starts) if steps is None else tuple(steps)
     begins, stops = [], []
@@ -126,6 +129,21 @@ def Slice(x, starts: Sizes, ends: Sizes, axes: Sizes = None, steps: Sizes = None
         begins.append(_position(start, size, step))
         stops.append(_position(end, size, step))
     return ops.slice(x, starts=tuple(begins), stops=tuple(stops), steps=steps, axes=axes)
+
+
+def _slice_at_computed_place(x, starts, ends, axes, steps, context):
+    """Return the slice that the export writes for ``dynamic_slice``, whose starts are in bounds; None for others."""
+    producer, known = context.importer.knowledge.producer, context.importer.sizes
+    end = producer(ends)
+    if end is None or end.op is not ops.add or end.operands[0] is not starts or axes != tuple(range(x.ndim)) or steps:
+        return None
+    start, sizes = producer(starts), known(end.operands[1])
+    if start is None or start.op is not ops.minimum or (place := producer(start.operands[0])) is None:
+        return None
+    limit = tuple(n - size for n, size in zip(x.shape, sizes, strict=True))
+    if place.op is not ops.maximum or set(known(place.operands[1])) != {0} or known(start.operands[1]) != limit:
+        return None
+    return ops.dynamic_slice(x, starts, sizes=sizes)
 
 
 END = 2**63 - 1  # the end of an axis, for ops.slice
