@@ -17,7 +17,7 @@ import mithril as ml
 from mithril.models import Embedding, Linear, Model, Sequential, Tanh, hook
 
 from .files import archive, checkpoint
-from .modes import MODES
+from .modes import MODES, short
 from .networks import NETWORKS
 
 Row = Mapping[str, str]
@@ -105,7 +105,7 @@ class Case:
         if self.network.tokens:
             values = rng.integers(0, self.network.tokens, shape).astype(np.int32)
         else:
-            values = rng.normal(size=shape).astype(np.float64 if self.double else np.float32)
+            values = short(rng.normal(size=shape)).astype(np.float64 if self.double else np.float32)
         return values[: self.rows if rows is None else rows]
 
     def change_mesh(self) -> None:
@@ -260,7 +260,7 @@ SOURCES = (
             Refused(
                 "loops of StableHLO have no bound",
                 "max_trips gradient",
-                network="lstm gru loop",
+                network="lstm gru loop experts",
                 mode="gradient module function",
             ),
             JSON_CODE,
@@ -480,6 +480,7 @@ NO_EMPTY = Refused(
     mode="gradient",
     sizes="empty",
 )
+NO_EAGER_MESH = Refused("XLA divides programs", "jit=False mesh", engine="jax", mesh="data fsdp model")
 OPTIONS = (
     Value("medium"),
     Value("none", option(optimization_level="none")),
@@ -489,7 +490,7 @@ OPTIONS = (
     Value("checkpointing", option(gradient_checkpointing=True)),
     Value("native", option(semantics="native")),
     Value("jit", option(jit=True), (Excluded("minutes of compiling", engine="torch"),)),
-    Value("no_jit", option(jit=False)),
+    Value("no_jit", option(jit=False), (NO_EAGER_MESH,)),
     Value("static", option(static_inference=True), (INFERENCE,)),
     Value("cache", cached),
     Value("numeric", option(verify="numeric")),
@@ -510,6 +511,7 @@ EVENTS = (
             Excluded(
                 "threads share a program, not a trainer", mode="gradient train accumulate average module function"
             ),
+            Excluded("PyTorch's processes exchange arrays in one order", engine="torch", mesh="data fsdp model"),
         ),
     ),
     *(

@@ -61,7 +61,7 @@ def convolutions() -> list[Layer]:
 
 
 def encoder() -> list[Layer]:
-    layers = TransformerEncoder(1, 8, heads=2, feedforward=8, dropout=0.0)
+    layers = TransformerEncoder(1, 8, heads=2, feedforward=8, dropout=0.0, activation="gelu")
     return [Linear(8, name="first"), layers, Linear(3, name="last")]
 
 

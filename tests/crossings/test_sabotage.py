@@ -14,6 +14,7 @@ from crossings import modes, oracle, rows
 from crossings.model import Case, Refused
 from mithril import ops
 from mithril.compiler import program_cache
+from mithril_onnx.export import model as export_model
 from mithril_train.data import loader
 from mithril_train.engine import carried_arrays, engine
 from mithril_train.optim import optimizers
@@ -134,6 +135,15 @@ def statistics_lost(original: Any, self: Any, *given: Any, **named: Any) -> Any:
     return reports
 
 
+def batch_lost(original: Any, self: Any, batch: Any, *given: Any, last: bool = True) -> Any:
+    """Forget the gradients of the batches before the last one of a step."""
+    previous = {name: np.array(x) for name, x in self.arrays.items()}
+    reports = original(self, batch, *given, last=last)
+    if not last:
+        self.arrays = previous
+    return reports
+
+
 def slots_lost(original: Any, self: Any, tensors: Any) -> Any:
     restored = original(self, tensors)
     return {n: x * 0 if n.startswith("momentum") or "/momentum" in n else x for n, x in restored.items()}
@@ -204,6 +214,14 @@ SABOTAGES = {
     "declared refusal that works": (refuse, PLAIN),
     "coarse 16 bits": (output(lambda y: np.round(y.astype(np.float32))), f"{PLAIN} precision=bfloat16"),
     "coarse 8 bits": (output(lambda y: y * 0.5), f"{PLAIN} precision=dynamic8"),
+    "batch of an accumulated step forgotten": (
+        around(engine.Engine, "step", batch_lost),
+        "options=medium mode=accumulate",
+    ),
+    "exported weights halved": (
+        around(export_model, "tensor_of", lambda original, array, *more: original(array / 2, *more)),
+        f"{PLAIN} mode=to_onnx",
+    ),
     "interrupt swallowed": (
         around(
             modes.Seen,

@@ -6,6 +6,7 @@ import os
 import re
 import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
@@ -40,6 +41,7 @@ from mithril.models import (
     MultiHeadAttention,
     Relu,
 )
+from mithril_torch.parallel import program
 
 X = {"x": np.random.default_rng(0).standard_normal((8, 6, 16), np.float32)}
 G = np.random.default_rng(1).standard_normal((8, 6, 16), np.float32)
@@ -749,6 +751,19 @@ def raises(error, message, function):
         assert re.search(message, str(caught)), caught
     else:
         raise AssertionError(f"no {error.__name__}: {message}")
+
+
+def calls_of_two_threads_are_refused():
+    compiled, params, _ = stepped(ml.TorchBackend(device_mesh=(2,)))
+    with ThreadPoolExecutor(1) as pool:
+        with program.CALLS:
+            error = pool.submit(compiled.evaluate, params, X).exception()
+        assert str(error) == (
+            "two threads call programs on a mesh of several processes at once\n"
+            "  all processes must exchange the same arrays in the same order\n"
+            "hint: call them from one thread"
+        )
+        pool.submit(compiled.evaluate, params, X).result()
 
 
 def conflicting_options_are_rejected():

@@ -29,6 +29,7 @@ ON_TWO = (
     "sharded_parameters",
     "forward_passes_with_other_parameters",
     "inference_with_weights_in_parts",
+    "calls_of_two_threads_are_refused",
 )
 REJECTED = ("conflicting_options_are_rejected",)
 TRAINED = ("training", "gradients_of_several_kinds_of_models", "dropout_draws_the_numbers_of_one_device")

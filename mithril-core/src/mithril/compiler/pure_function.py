@@ -58,7 +58,8 @@ class PureFunction:
                     raise InputError(
                         f"Type mismatch: expected {t.dtype}, got {actual[name].dtype}",
                         facts=[f"input '{name}'"],
-                        hint="a pure function converts nothing: pass arrays of this dtype",
+                        hint="a pure function converts nothing: pass arrays of this dtype, or compile for yours: "
+                        f"types={{'{name}': '{actual[name].dtype}'}}",
                     )
             program = self.program(resolved if self.backend.capabilities.symbolic else concrete)
             program.check({n: t.shape for n, t in actual.items()})  # type: ignore[misc]

@@ -12,13 +12,15 @@ if TYPE_CHECKING:
     from mithril_hub.decoder.config import DecoderConfig, Experts, Names
     from mithril_hub.decoder.rope import Rope
     from mithril_hub.model import Decoder
+    from mithril_hub.parts import Projection, Table
 
 HOMES = {
     "Decoder": "model",
     "Rope": "decoder.rope",
+    **dict.fromkeys(("Projection", "Table"), "parts"),  # which layers of LoRA contain
     **dict.fromkeys(("DecoderConfig", "Experts", "Names"), "decoder.config"),
 }
-__all__ = ["Decoder", "DecoderConfig", "Experts", "Names", "Rope"]
+__all__ = ["Decoder", "DecoderConfig", "Experts", "Names", "Projection", "Rope", "Table"]
 
 
 def __getattr__(name: str) -> Any:

@@ -415,7 +415,9 @@ class JaxBackend(SourceBackend):
             return None
         if options.jit is False:
             raise OptionError(
-                "jit=False conflicts with a mesh of devices", facts=["XLA's compiler inserts the collectives"]
+                "jit=False conflicts with a mesh of devices",
+                facts=["XLA's compiler inserts the collectives"],
+                hint="omit jit=False, or compile without device_mesh=",
             )
         complete = graph.get() if isinstance(graph, LazyGraph) else graph  # a cached program's is parsed
         return mesh_execution.ArgumentShardings(mesh, complete, options.settings, options.decisions, sums)
@@ -462,6 +464,11 @@ class JaxBackend(SourceBackend):
             return np.asarray(array)
         # Values of other processes are not here; checks of indices look at those of this one.
         return np.concatenate([np.atleast_1d(np.asarray(shard.data)) for shard in array.addressable_shards])
+
+    def copied(self, array: Any) -> Any:
+        if isinstance(array, jax.Array):
+            return jax.device_put(array, array.sharding, may_alias=False)
+        return super().copied(array)
 
     def from_local_rows(self, rows: np.ndarray[Any, Any]) -> jax.Array:
         """Return the array of the rows of all processes, split over ``data``."""

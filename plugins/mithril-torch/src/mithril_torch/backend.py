@@ -302,6 +302,9 @@ class TorchBackend(SourceBackend):
         """Return an array as NumPy; of a tensor in parts, the part of this process."""
         return super().to_main_memory(array.to_local() if hasattr(array, "to_local") else array)
 
+    def copied(self, array: Any) -> Any:
+        return array.detach().clone() if isinstance(array, torch.Tensor) else self.array(array)
+
     def from_local_rows(self, rows: np.ndarray[Any, Any]) -> torch.Tensor:
         """Return the array of the rows of all processes, of which each keeps its own."""
         return meshes.joined_rows(self.array(rows))

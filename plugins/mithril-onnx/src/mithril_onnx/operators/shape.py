@@ -133,15 +133,15 @@ def Slice(x, starts: Item, ends: Item, axes: Sizes = None, steps: Sizes = None, 
 
 def _slice_at_computed_place(x, starts, ends, axes, steps, context):
     """Return the slice that the export writes for ``dynamic_slice``, whose starts are in bounds; None for others."""
-    producer, known = context.importer.knowledge.producer, context.importer.sizes
+    producer, elements = context.importer.knowledge.producer, context.importer.sizes
     end = producer(ends)
     if end is None or end.op is not ops.add or end.operands[0] is not starts or axes != tuple(range(x.ndim)) or steps:
         return None
-    start, sizes = producer(starts), known(end.operands[1])
+    start, sizes = producer(starts), elements(end.operands[1])
     if start is None or start.op is not ops.minimum or (place := producer(start.operands[0])) is None:
         return None
     limit = tuple(n - size for n, size in zip(x.shape, sizes, strict=True))
-    if place.op is not ops.maximum or set(known(place.operands[1])) != {0} or known(start.operands[1]) != limit:
+    if place.op is not ops.maximum or set(elements(place.operands[1])) != {0} or elements(start.operands[1]) != limit:
         return None
     return ops.dynamic_slice(x, starts, sizes=sizes)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from math import prod
+from threading import RLock
 from typing import Any
 
 import torch
 
 import mithril as ml
 from mithril.backend import BuildOptions, Source, SourceExecutable
-from mithril.graph import Graph, Input, MithrilError, OptionError
+from mithril.graph import Graph, Input, MithrilError, OptionError, UnsupportedError
 from mithril_torch.execution import RunOptions, read, run_settings
 from mithril_torch.parallel.accumulation import accumulate_locally
 from mithril_torch.parallel.arrays import MeshArrays, connection_error, is_connection_error
@@ -28,6 +29,8 @@ from mithril_torch.parallel.tensor_parallel import layout_error, record_complete
 Forward = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 Loader = Callable[[Graph, bool], Forward]  # of a graph, and whether autograd differentiates it
 Values = dict[str, torch.Tensor]  # local parts by name
+
+CALLS = RLock()  # of the thread whose call exchanges arrays with other processes
 
 
 def run_options(backend: MeshBackend, options: BuildOptions) -> RunOptions:
@@ -134,6 +137,18 @@ class MeshProgram(MeshArrays):
         return {n for n in part.trained if n in part.params and not any(splits[n])}
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+        if not CALLS.acquire(blocking=False):
+            raise UnsupportedError(
+                "two threads call programs on a mesh of several processes at once",
+                facts=["all processes must exchange the same arrays in the same order"],
+                hint="call them from one thread",
+            )
+        try:
+            return self._called(params, inputs)
+        finally:
+            CALLS.release()
+
+    def _called(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         select(self.axes)
         arguments = {**params, **inputs}
         try:

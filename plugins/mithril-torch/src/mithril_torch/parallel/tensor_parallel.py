@@ -131,13 +131,21 @@ def prepare() -> None:
     forward = aten._scaled_dot_product_flash_attention_for_cpu.default
     backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
-    def along(places: Any, tensors: int, rest: int, results: int) -> tuple[list[Any], list[Any]]:
-        return [places] * results, [places] * tensors + [None] * rest
+    def along(places: Any, tensors: int, rest: int, results: int, options: Mapping[str, Any]) -> tuple[Any, Any]:
+        mask = options.get("attn_mask")
+        is_broadcast = mask is None or not places.is_shard() or mask.shape[places.dim] == 1
+        masks = [] if mask is None else [Replicate() if is_broadcast else places]
+        return [places] * results, [places] * tensors + [None] * rest + masks
+
+    def choices(q: Any, k: Any) -> list[Any]:
+        """Return the axes along which devices divide attention; each has all queries of its heads."""
+        heads = [Shard(1)] if q.shape[1] == k.shape[1] or k.shape[1] % q.mesh.size() == 0 else []
+        return [Replicate(), Shard(0), *heads]
 
     @register_sharding(forward)
-    def _(q, k, v, *rest, **named):  # type: ignore[no-untyped-def]
-        return [along(p, 3, len(rest), 2) for p in (Replicate(), Shard(0), Shard(1))]
+    def _(q, k, v, *rest, **options):  # type: ignore[no-untyped-def]
+        return [along(p, 3, len(rest), 2, options) for p in choices(q, k)]
 
     @register_sharding(backward)
-    def _(g, q, k, v, out, logsumexp, *rest, **named):  # type: ignore[no-untyped-def]
-        return [along(p, 6, len(rest), 3) for p in (Replicate(), Shard(0), Shard(1))]
+    def _(g, q, k, v, out, logsumexp, *rest, **options):  # type: ignore[no-untyped-def]
+        return [along(p, 6, len(rest), 3, options) for p in choices(q, k)]
