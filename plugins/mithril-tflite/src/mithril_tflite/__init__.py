@@ -1,0 +1,1 @@
+"""TensorFlow Lite models: import as models for every backend, without TensorFlow."""

@@ -1,0 +1,39 @@
+"""The check that comes before an import: all unsupported operators at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mithril.graph import UnsupportedError
+from mithril_tflite.reading import Graph, Node, TfliteFile
+from mithril_tflite.table import OPERATORS
+
+DATA = "the size of its result depends on data"
+REASONS = {
+    **dict.fromkeys(("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5", "UNIQUE"), DATA),
+    **dict.fromkeys(("HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_LOOKUP"), "tables of strings"),
+    **dict.fromkeys(("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"), "random numbers"),
+    "DELEGATE": "compiled for one processor",
+}
+
+
+def check_supported(file: TfliteFile, graph: Graph, nodes: Iterable[Node]) -> None:
+    """Raise UnsupportedError that lists every operator without a meaning here, with what it computes."""
+    missing: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.name not in OPERATORS:
+            name = graph.keys[node.outputs[0]] if node.outputs else ""
+            missing.setdefault(node.name, []).append(f"operator {node.index} '{name}'")
+    if not missing:
+        return
+    lines = []
+    for name, places in sorted(missing.items()):
+        count = "once" if len(places) == 1 else f"{len(places)} times, first"
+        reason = "code that is not in the file" if name.startswith("custom") else REASONS.get(name)
+        lines.append(f"{name}, {count}: {places[0]}" + (f" ({reason})" if reason else ""))
+    plural = "operators have" if len(missing) > 1 else "operator has"
+    raise UnsupportedError(
+        f"{len(missing)} {plural} no meaning here, in '{file.name}'",
+        facts=lines,
+        hint="ml.from_tflite(path, outputs=[...]) stops before them, at tensors of these names",
+    )
