@@ -21,14 +21,17 @@ def modules(name: str) -> tuple[str, ...]:
     """Return the names of the modules in the name of a tensor: ``model/conv1/Conv2D``, outermost first."""
     parts = name.split(";")
     part = next((p for p in reversed(parts) if PRODUCTS.search(p)), next((p for p in parts if "/" in p), parts[0]))
-    around = [p for p in part.split("/") if p][:-1]
+    around = [p for p in part.split("/")[:-1] if p]
     return tuple(re.sub(r"[^\w\-]", "_", p) for p in around)
 
 
 def scopes_of(graph: Graph, node: Node) -> tuple[Scope, ...]:
-    """Return the modules around a node, outermost first."""
+    """Return the modules around a node, outermost first; one with weights that none has is a module itself."""
     name = graph.tensors[node.outputs[0]].name if node.outputs else ""
-    return tuple(Scope(path) for path in accumulate(modules(name), lambda a, b: f"{a}.{b}"))
+    around = modules(name)
+    if not around and name and "weight" in OPERATORS[node.name].names:
+        around = modules(f"{name.split(';')[0]}/")
+    return tuple(Scope(path) for path in accumulate(around, lambda a, b: f"{a}.{b}"))
 
 
 def parameter_names(graph: Graph, nodes: Iterable[Node], constants: Mapping[int, Any]) -> dict[str, str]:
@@ -38,10 +41,15 @@ def parameter_names(graph: Graph, nodes: Iterable[Node], constants: Mapping[int,
     """
     names: dict[str, str] = {}
     fixed = set()
+    copies: dict[int, int] = {}  # results of conversions, by the constant that they convert
     for node in nodes:
         row = OPERATORS[node.name]
         scopes = scopes_of(graph, node)
+        if node.name in ("DENSIFY", "DEQUANTIZE"):
+            copies[node.outputs[0]] = copies.get(node.inputs[0], node.inputs[0])
+            continue
         for k, index in enumerate(node.inputs):
+            index = copies.get(index, index)
             if index not in constants:
                 continue
             key = graph.keys[index]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from mithril.graph import UnsupportedError
 from mithril_tflite.flatbuffer import Array
 from mithril_tflite.reading import Graph, TfliteFile
+
+
+def variable_name(shared_name: str) -> str:
+    """Return the name of the state of a variable."""
+    return re.sub(r"[^\w\-.]", "_", shared_name.replace("/", "."))
 
 
 def initial_values(file: TfliteFile) -> dict[str, Array]:
@@ -24,7 +31,7 @@ def _assigned(file: TfliteFile, graph: Graph) -> dict[str, Array]:
     values = {}
     for node in graph.nodes:
         if node.name == "VAR_HANDLE":
-            handles[node.outputs[0]] = node.options["shared_name"]
+            handles[node.outputs[0]] = variable_name(node.options["shared_name"])
         elif node.name == "ASSIGN_VARIABLE" and node.inputs[0] in handles:
             array = file.constant(graph.tensors[node.inputs[1]])
             if array is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mithril import ops
 from mithril.graph import UnsupportedError
 from mithril_tflite.values import Handle
+from mithril_tflite.variables import variable_name
 from mithril_tflite.table import Stored, operator
 
 
@@ -61,7 +62,7 @@ def CALL_ONCE(*, init_subgraph_index):
 
 @operator(folds=False)
 def VAR_HANDLE(*, shared_name):
-    return Handle(shared_name)
+    return Handle(variable_name(shared_name))
 
 
 @operator(folds=False)
