@@ -19,6 +19,7 @@ class Writer:
 
     def __init__(self):
         self.data = bytearray()
+        self.tables = {}  # positions by table: one that occurs again is not written again
 
     def align(self, size, extra=0):
         self.data += bytes(-(len(self.data) + extra) % size)
@@ -47,7 +48,9 @@ class Writer:
 
     def child(self, value):
         if isinstance(value, Table):
-            return self.table(value)
+            if id(value) not in self.tables:
+                self.tables[id(value)] = self.table(value)
+            return self.tables[id(value)]
         if isinstance(value, list):
             self.align(4)
             start = len(self.data)

@@ -10,7 +10,7 @@ from typing import Any
 
 
 from mithril.backend import checked
-from mithril.graph import Dim, DType, InputError, MithrilError, ModelError, Size, Value, closest
+from mithril.graph import Dim, DType, InputError, MithrilError, Size, Value, closest
 from mithril.models import Layer, Model
 from mithril_importing.layers import ImportedLayer, Run
 from mithril_importing.patterns import known_layer
@@ -200,7 +200,7 @@ def _tensor(graph: Graph, signature: Signature, name: str) -> int:
     names = {key: k for k, key in enumerate(graph.keys)} | {n: k for k, n in signature.outputs.items()}
     if name not in names:
         suggestions = closest(name, names, 1)
-        raise ModelError(
+        raise InputError(
             f"the graph '{graph.name}' has no tensor '{name}'",
             hint=f"did you mean '{suggestions[0]}'?" if suggestions else None,
         )
