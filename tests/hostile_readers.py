@@ -136,6 +136,11 @@ def readers(root: Path):
     for content in (b"", b"\x08\x99", b"\x3a" * 10_000):
         yield f"onnx {content[:9]!r}", lambda c=content: ml.from_onnx(c)
 
+    sizes, root_table = struct.pack("<II", 1 << 30, 8), struct.pack("<I4sHHi", 12, b"TFL3", 4, 4, 4)
+    for content in (b"", b"TFL3" * 5, root_table, struct.pack("<I4s", 8, b"TFL3") + sizes * 5_000):
+        path = file("m.tflite", content)
+        yield f"tflite {content[:20]!r}", lambda p=path, c=content: (p.write_bytes(c), ml.from_tflite(p))
+
     hostile.zipped(root / "a.keras", {"config.json": DEEP.encode(), "model.weights.h5": b"", "metadata.json": b"{}"})
     hostile.zipped(root / "b.keras", {"config.json": b"{}", "model.weights.h5": bytes(200 << 20)})
     lambda_layer = {"class_name": "Lambda", "module": MARK, "config": {"function": f"open('{MARK}', 'w')"}}

@@ -1,4 +1,4 @@
-"""Damaged and hostile files: each gives one of our errors, quickly and in little memory."""
+"""Damaged and hostile files: each gives an error of mithril, quickly and in little memory."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def compiled(content):
     return ml.compile(ml.from_tflite(content), "numpy", inference=True).graph
 
 
-def test_every_changed_byte_is_an_error_of_ours_or_a_model():
+def test_changed_bytes_give_an_error_or_a_model():
     content = network().bytes()
     tables = content[: content.find(b"arith.constant")]
     for position in range(0, len(tables), 5):

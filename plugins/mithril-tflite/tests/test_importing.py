@@ -16,12 +16,15 @@ def real(*shape):
 
 
 def network(batch=None):
-    """Two dense layers with names of Keras, a signature, and an open batch if asked for."""
+    """Two dense layers with names of Keras, a signature, and an open batch if requested."""
     model = Model()
     g = model.graph()
     signature = None if batch is None else [batch, 6]
     x = g.input([1, 6], name="serving_default_image:0", signature=signature)
-    w1, b1 = g.constant(real(8, 6), name="net/hidden/MatMul"), g.constant(real(8), name="net/hidden/BiasAdd/ReadVariableOp")
+    w1, b1 = (
+        g.constant(real(8, 6), name="net/hidden/MatMul"),
+        g.constant(real(8), name="net/hidden/BiasAdd/ReadVariableOp"),
+    )
     w2 = g.constant(real(3, 8), name="arith.constant")
     shape = None if batch is None else [batch, 8]
     h = g.tensor([1, 8], name="net/hidden/MatMul;net/hidden/Relu;net/hidden/BiasAdd", signature=shape)
@@ -152,7 +155,7 @@ def test_loops_and_branches(flag):
 
 
 def counter(graph_name="main"):
-    """A variable to which each call adds its input."""
+    """Return a file with a variable to which each call adds its input."""
     model = Model()
     g, once = model.graph(graph_name), model.graph("once")
     for graph in (g, once):
@@ -174,7 +177,9 @@ def test_variables_are_states():
     runner = ml.compile(model, "numpy", inference=True).runner()
     x = np.asarray([1, 10], np.float32)
     expected = [results[0] for results in interpreted(file, [x], calls=3)]
-    np.testing.assert_array_equal([np.asarray(runner({model.inputs[0]: x})[model.outputs[0]]) for _ in range(3)], expected)
+    np.testing.assert_array_equal(
+        [np.asarray(runner({model.inputs[0]: x})[model.outputs[0]]) for _ in range(3)], expected
+    )
     np.testing.assert_array_equal(expected[-1], [5, 33])
 
 

@@ -32,7 +32,7 @@ def weight(*shape):
 
 
 def quantized(x, scale, zero, dtype=np.int8):
-    """An operand of a quantized tensor."""
+    """Return an operand of a quantized tensor."""
     limits = np.iinfo(dtype)
     q = np.clip(np.round(x / scale) + zero, limits.min, limits.max).astype(dtype)
     return ("quantized", q, scale, zero)
@@ -71,17 +71,32 @@ def cases():
             options = {"padding": padding, "stride_w": stride, "stride_h": stride}
             label = f"{padding}-{stride}"
             yield Case("CONV_2D", [IMAGE, weight(5, 3, 2, 4), weight(5)], activation=RELU, label=label, **options)
-            yield Case("DEPTHWISE_CONV_2D", [IMAGE, weight(1, 3, 3, 8), weight(8)], depth_multiplier=2,
-                       activation=RELU6, label=label, **options)  # fmt: skip
+            yield Case(
+                "DEPTHWISE_CONV_2D",
+                [IMAGE, weight(1, 3, 3, 8), weight(8)],
+                depth_multiplier=2,
+                activation=RELU6,
+                label=label,
+                **options,
+            )
             size = [2, 7 * stride, 6 * stride, 3] if padding == SAME else [2, 6 * stride + 3, 5 * stride + 2, 3]
             yield Case("TRANSPOSE_CONV", [const(size), weight(3, 3, 2, 4), IMAGE, weight(3)], label=label, **options)
             for kind in ("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"):
                 yield Case(kind, [IMAGE], filter_width=2, filter_height=3, label=label, **options)
     dilated = {"padding": SAME, "dilation_w_factor": 2, "dilation_h_factor": 3, **CONV}
     yield Case("CONV_2D", [IMAGE, weight(5, 3, 2, 4), weight(5)], label="dilated", **dilated)
-    yield Case("DEPTHWISE_CONV_2D", [IMAGE, weight(1, 3, 3, 4), weight(4)], depth_multiplier=1, label="dilated", **dilated)
+    yield Case(
+        "DEPTHWISE_CONV_2D", [IMAGE, weight(1, 3, 3, 4), weight(4)], depth_multiplier=1, label="dilated", **dilated
+    )
     yield Case("CONV_2D", [IMAGE, weight(6, 2, 2, 2), weight(6)], padding=VALID, label="groups", **CONV)
-    yield Case("CONV_3D", [real(1, 4, 5, 5, 2), weight(2, 2, 3, 2, 3), weight(3)], padding=SAME, stride_d=1, stride_w=2, stride_h=1)
+    yield Case(
+        "CONV_3D",
+        [real(1, 4, 5, 5, 2), weight(2, 2, 3, 2, 3), weight(3)],
+        padding=SAME,
+        stride_d=1,
+        stride_w=2,
+        stride_h=1,
+    )
     yield Case("AVERAGE_POOL_2D", [IMAGE], padding=VALID, filter_width=6, filter_height=7, label="global", **CONV)
     x = real(2, 3, 8)
     yield Case("FULLY_CONNECTED", [x, weight(5, 8), weight(5)], activation=RELU6)
@@ -107,8 +122,28 @@ def cases():
     yield Case("LOGICAL_NOT", [BOOLS], dtype="bool")
     yield Case("BITWISE_XOR", [N, M], dtype="int32")
     yield Case("RIGHT_SHIFT", [N, M], dtype="int32")
-    for kind in ("ABS", "NEG", "EXP", "SIN", "COS", "SQUARE", "FLOOR", "CEIL", "ROUND", "SIGN", "ZEROS_LIKE", "RELU", "RELU6",
-                 "RELU_N1_TO_1", "RELU_0_TO_1", "TANH", "LOGISTIC", "ELU", "HARD_SWISH", "LOG_SOFTMAX"):  # fmt: skip
+    for kind in (
+        "ABS",
+        "NEG",
+        "EXP",
+        "SIN",
+        "COS",
+        "SQUARE",
+        "FLOOR",
+        "CEIL",
+        "ROUND",
+        "SIGN",
+        "ZEROS_LIKE",
+        "RELU",
+        "RELU6",
+        "RELU_N1_TO_1",
+        "RELU_0_TO_1",
+        "TANH",
+        "LOGISTIC",
+        "ELU",
+        "HARD_SWISH",
+        "LOG_SOFTMAX",
+    ):
         yield Case(kind, [A * 3])
     for kind in ("LOG", "SQRT", "RSQRT"):
         yield Case(kind, [POSITIVE])
@@ -144,11 +179,23 @@ def cases():
     strided = [const([0, 2, 1]), const([2, 0, 4]), const([1, -1, 2])]
     yield Case("STRIDED_SLICE", [A, *strided])
     yield Case("STRIDED_SLICE", [A, *strided], begin_mask=5, end_mask=3, label="masks")
-    yield Case("STRIDED_SLICE", [A, const([0, 2, 1]), const([2, 3, 4]), const([1, 1, 2])], shrink_axis_mask=2, label="shrink")
-    yield Case("STRIDED_SLICE", [A, const([0, -1]), const([0, 0]), const([1, 1])], ellipsis_mask=1, shrink_axis_mask=2,
-               label="ellipsis")  # fmt: skip
-    yield Case("STRIDED_SLICE", [A, const([0, 0, 1]), const([0, 1, 3]), const([1, 1, 1])], new_axis_mask=1, end_mask=2,
-               label="new axis")  # fmt: skip
+    yield Case(
+        "STRIDED_SLICE", [A, const([0, 2, 1]), const([2, 3, 4]), const([1, 1, 2])], shrink_axis_mask=2, label="shrink"
+    )
+    yield Case(
+        "STRIDED_SLICE",
+        [A, const([0, -1]), const([0, 0]), const([1, 1])],
+        ellipsis_mask=1,
+        shrink_axis_mask=2,
+        label="ellipsis",
+    )
+    yield Case(
+        "STRIDED_SLICE",
+        [A, const([0, 0, 1]), const([0, 1, 3]), const([1, 1, 1])],
+        new_axis_mask=1,
+        end_mask=2,
+        label="new axis",
+    )
     yield Case("STRIDED_SLICE", [A, const([-1, 0, 3]), const([-9, 9, -9]), const([-1, 1, -2])], label="backwards")
     widths = [[1, 0], [0, 2], [1, 1]]
     yield Case("PAD", [A, const(widths)])
@@ -186,8 +233,12 @@ def cases():
     yield Case("GATHER", [real(2, 3, 4), ints(0, 4, 2, 5)], axis=2, batch_dims=1, label="batch")
     yield Case("GATHER_ND", [A, ints(0, 2, 3, 2)])
     yield Case("SCATTER_ND", [np.asarray([[1], [3], [1]], np.int32), real(3, 2), const([5, 2])])
-    yield Case("ONE_HOT", [np.asarray([2, -1, 0], np.int32), const(3), const(2.5, np.float32), const(-1, np.float32)], axis=-1)
-    yield Case("ONE_HOT", [ints(0, 3, 2, 2), const(3), const(1, np.float32), const(0, np.float32)], axis=1, label="axis")
+    yield Case(
+        "ONE_HOT", [np.asarray([2, -1, 0], np.int32), const(3), const(2.5, np.float32), const(-1, np.float32)], axis=-1
+    )
+    yield Case(
+        "ONE_HOT", [ints(0, 3, 2, 2), const(3), const(1, np.float32), const(0, np.float32)], axis=1, label="axis"
+    )
     yield Case("DYNAMIC_UPDATE_SLICE", [A, real(1, 2, 4), np.asarray([1, 1, 0], np.int32)])
     yield Case("WHERE", [const([[True, False], [True, True]], bool)], dtype="int64")
     segments = [A, np.asarray([2, 0], np.int32), const(4)]
@@ -197,7 +248,9 @@ def cases():
         options = {"align_corners": align, "half_pixel_centers": half, "label": f"{align}-{half}"}
         for size in ([11, 3], [14, 12]):
             yield Case("RESIZE_BILINEAR", [IMAGE, const(size)], **options | {"label": f"{align}-{half}-{size[0]}"})
-            yield Case("RESIZE_NEAREST_NEIGHBOR", [IMAGE, const(size)], **options | {"label": f"{align}-{half}-{size[0]}"})
+            yield Case(
+                "RESIZE_NEAREST_NEIGHBOR", [IMAGE, const(size)], **options | {"label": f"{align}-{half}-{size[0]}"}
+            )
 
     yield Case("DEQUANTIZE", [("constant", A.astype(np.float16))], label="float16")
     yield from recurrent()
@@ -214,10 +267,21 @@ def recurrent():
     yield Case("UNIDIRECTIONAL_SEQUENCE_LSTM", [x, *gates, *inner, *none, *biases, None, None, state, cell], **options)
     peepholes, norms = [weight(4) for _ in range(3)], [weight(4) for _ in range(4)]
     projected, outer = ("variable", (2, 2)), [weight(4, 2) for _ in range(4)]
-    yield Case("UNIDIRECTIONAL_SEQUENCE_LSTM", [real(5, 2, 3), *gates, *outer, *peepholes, *biases, weight(2, 4), weight(2),
-               projected, cell, *norms], activation=TANH, time_major=True, cell_clip=1.5, proj_clip=0.8, label="all")  # fmt: skip
-    yield Case("UNIDIRECTIONAL_SEQUENCE_LSTM", [x, None, *gates[1:], None, *inner[1:], *none, None, *biases[1:], None, None,
-               state, cell], label="coupled", **options)  # fmt: skip
+    yield Case(
+        "UNIDIRECTIONAL_SEQUENCE_LSTM",
+        [real(5, 2, 3), *gates, *outer, *peepholes, *biases, weight(2, 4), weight(2), projected, cell, *norms],
+        activation=TANH,
+        time_major=True,
+        cell_clip=1.5,
+        proj_clip=0.8,
+        label="all",
+    )
+    yield Case(
+        "UNIDIRECTIONAL_SEQUENCE_LSTM",
+        [x, None, *gates[1:], None, *inner[1:], *none, None, *biases[1:], None, None, state, cell],
+        label="coupled",
+        **options,
+    )
 
 
 def quantized_cases():
@@ -225,31 +289,74 @@ def quantized_cases():
         if dtype == np.int8:
             x = quantized(IMAGE, 0.02, zero, dtype)
             w = quantized_weight(6, 3, 3, 4, axis=0)
-            yield Case("CONV_2D", [x, w, bias(0.02, w[2])], dtype="int8", q=(0.07, -5), activation=RELU, padding=SAME,
-                       label="int8", **CONV)  # fmt: skip
+            yield Case(
+                "CONV_2D",
+                [x, w, bias(0.02, w[2])],
+                dtype="int8",
+                q=(0.07, -5),
+                activation=RELU,
+                padding=SAME,
+                label="int8",
+                **CONV,
+            )
             w = quantized_weight(1, 3, 3, 4, axis=3)
-            yield Case("DEPTHWISE_CONV_2D", [x, w, bias(0.02, w[2])], dtype="int8", q=(0.05, 7), depth_multiplier=1,
-                       padding=SAME, label="int8", stride_w=2, stride_h=2)  # fmt: skip
+            yield Case(
+                "DEPTHWISE_CONV_2D",
+                [x, w, bias(0.02, w[2])],
+                dtype="int8",
+                q=(0.05, 7),
+                depth_multiplier=1,
+                padding=SAME,
+                label="int8",
+                stride_w=2,
+                stride_h=2,
+            )
             w = quantized_weight(3, 3, 2, 4, axis=0)
             size = const([2, 14, 12, 3])
-            yield Case("TRANSPOSE_CONV", [size, w, x, bias(0.02, w[2])], dtype="int8", q=(0.06, 2), padding=SAME,
-                       label="int8", stride_w=2, stride_h=2)  # fmt: skip
+            yield Case(
+                "TRANSPOSE_CONV",
+                [size, w, x, bias(0.02, w[2])],
+                dtype="int8",
+                q=(0.06, 2),
+                padding=SAME,
+                label="int8",
+                stride_w=2,
+                stride_h=2,
+            )
             w = quantized_weight(5, 4, axis=0)
-            yield Case("FULLY_CONNECTED", [quantized(A, 0.03, -4), w, bias(0.03, w[2])], dtype="int8", q=(0.04, 1),
-                       activation=RELU6, label="int8")  # fmt: skip
+            yield Case(
+                "FULLY_CONNECTED",
+                [quantized(A, 0.03, -4), w, bias(0.03, w[2])],
+                dtype="int8",
+                q=(0.04, 1),
+                activation=RELU6,
+                label="int8",
+            )
         name = np.dtype(dtype).name
         a, b = quantized(A, 0.02, zero, dtype), quantized(B, 0.03, zero - 2, dtype)
         for kind in ("ADD", "SUB", "MUL"):
             yield Case(kind, [a, b], dtype=name, q=(0.05, zero), label=name, activation=RELU)
         image = quantized(IMAGE, 0.02, zero, dtype)
         for kind in ("AVERAGE_POOL_2D", "MAX_POOL_2D"):
-            yield Case(kind, [image], dtype=name, q=(0.02, zero), padding=SAME, filter_width=2, filter_height=2, stride_w=2,
-                       stride_h=2, label=name)  # fmt: skip
+            yield Case(
+                kind,
+                [image],
+                dtype=name,
+                q=(0.02, zero),
+                padding=SAME,
+                filter_width=2,
+                filter_height=2,
+                stride_w=2,
+                stride_h=2,
+                label=name,
+            )
         yield Case("MEAN", [image, const([1, 2])], dtype=name, q=(0.01, zero), keep_dims=True, label=name)
         yield Case("RESHAPE", [a, const([-1])], dtype=name, q=(0.02, zero), label=name)
         yield Case("PAD", [a, const([[0, 1], [1, 0], [2, 2]])], dtype=name, q=(0.02, zero), label=name)
         yield Case("CONCATENATION", [a, a], dtype=name, q=(0.02, zero), axis=0, label=name)
-        yield Case("RESIZE_BILINEAR", [image, const([9, 9])], dtype=name, q=(0.02, zero), half_pixel_centers=True, label=name)
+        yield Case(
+            "RESIZE_BILINEAR", [image, const([9, 9])], dtype=name, q=(0.02, zero), half_pixel_centers=True, label=name
+        )
         yield Case("LEAKY_RELU", [a], dtype=name, q=(0.02, zero), alpha=0.3, label=name)
         low = -128 if dtype == np.int8 else 0
         yield Case("SOFTMAX", [a], dtype=name, q=(1 / 256, low), beta=1.0, label=name)
@@ -263,9 +370,14 @@ def quantized_cases():
         yield Case("GREATER", [a, b], dtype="bool", label=name)
     x = quantized(A, 0.0004, 0, np.int16)
     w = quantized_weight(5, 4, axis=0)
-    wide = bias(0.0004, w[2])
-    yield Case("FULLY_CONNECTED", [x, w, ("weight", wide[1].astype(np.int64), *wide[2:])], dtype="int16", q=(0.0005, 0),
-               label="int16")  # fmt: skip
+    sums = bias(0.0004, w[2])
+    yield Case(
+        "FULLY_CONNECTED",
+        [x, w, ("weight", sums[1].astype(np.int64), *sums[2:])],
+        dtype="int16",
+        q=(0.0005, 0),
+        label="int16",
+    )
     yield Case("ADD", [x, x], dtype="int16", q=(0.0009, 0), label="int16")
 
 
@@ -298,7 +410,7 @@ def add(graph, case):
 
 
 class Results:
-    """All cases in one file, and what a backend computes of it, by case."""
+    """All cases in one file, and the results of backends, by case."""
 
     def __init__(self):
         model = Model()

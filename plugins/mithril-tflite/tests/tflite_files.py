@@ -5,9 +5,20 @@ from __future__ import annotations
 import struct
 
 import numpy as np
+
 from mithril_tflite.schema import NAMES, OPTIONS
 
-TYPES = {"float32": 0, "float16": 1, "int32": 2, "uint8": 3, "int64": 4, "bool": 6, "int16": 7, "int8": 9, "float64": 10}
+TYPES = {
+    "float32": 0,
+    "float16": 1,
+    "int32": 2,
+    "uint8": 3,
+    "int64": 4,
+    "bool": 6,
+    "int16": 7,
+    "int8": 9,
+    "float64": 10,
+}
 
 
 class Table(dict):
@@ -15,7 +26,7 @@ class Table(dict):
 
 
 class Writer:
-    """A flatbuffer, written front to back: what a table refers to follows it."""
+    """A flatbuffer, written front to back: objects follow the table that refers to them."""
 
     def __init__(self):
         self.data = bytearray()

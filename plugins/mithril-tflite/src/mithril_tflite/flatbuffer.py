@@ -22,7 +22,7 @@ NUMBER = 32  # bytes of memory for an element of a vector, as an int in a tuple
 
 
 class Reader:
-    """The bytes of a file; the memory of what is read is counted, since any number of offsets may lead to one table."""
+    """The bytes of a file; it counts the memory of tables, since any number of offsets may lead to one."""
 
     def __init__(self, data: memoryview, name: str) -> None:
         self.data, self.size, self.name = data, len(data), name

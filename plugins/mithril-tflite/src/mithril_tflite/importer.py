@@ -72,7 +72,7 @@ class Context:
 
     @property
     def zero(self) -> int:
-        """What stores 0 in the first result."""
+        """The stored number of 0 in the first result."""
         q = self.graph.tensors[self.node.outputs[0]].quantization
         return int(q.zero[0]) if q is not None and self.is_stored else 0
 
@@ -141,8 +141,8 @@ class Importer:
         self.nodes += 1
         # Graphs may call graphs: a small file can expand to exponentially many operators.
         check_limit("nodes", self.nodes - self.written, f"the graphs of '{self.file.name}' expand to more operators")
-        where = f"operator {node.index} ({node.name}) of '{self.file.name}'"
-        name = graph.keys[node.outputs[0]] if node.outputs else where
+        place = f"operator {node.index} ({node.name}) of '{self.file.name}'"
+        name = graph.keys[node.outputs[0]] if node.outputs else place
         builder = Builder.current()
         origin = builder.origin
         label = name.split(";")[0].rpartition("/")[2] or node.name
@@ -156,10 +156,10 @@ class Importer:
                 if part != "product" and not self.is_changed():
                     self._compare(graph, graph.tensors[k], result)
         except MithrilError as error:
-            raise error.with_facts(f"{where}, which computes '{name}'") from None
+            raise error.with_facts(f"{place}, which computes '{name}'") from None
         except (*MISTAKES, RecursionError, MemoryError) as cause:
             raise OperationError(
-                f"cannot import {where}",
+                f"cannot import {place}",
                 facts=[f"it computes '{name}'", f"{type(cause).__name__}: {cause}"],
                 hint="check the file: ai_edge_litert.interpreter.Interpreter(path).allocate_tensors()",
             ) from cause
@@ -180,16 +180,18 @@ class Importer:
             while items and items[-1] is None:
                 items.pop()
             _check_count(row, items)
-            if any(is_sizes(x) for x in items) and row.name in SIZES:
-                if all(isinstance(x, np.ndarray) for x in items):
-                    return _tuple(SIZES[row.name](*items, **options))
+            is_known = all(isinstance(x, np.ndarray) for x in items)
+            if is_known and row.name in SIZES and any(is_sizes(x) for x in items):
+                return _tuple(SIZES[row.name](*items, **options))
             tensors = [graph.tensors[k] if k >= 0 else None for k in node.inputs]
             is_stored = row.moves and self._moves(graph, node, row)
             context = {"context": Context(self, graph, node, items, is_stored)} if "context" in row.takes else {}
             arguments = [
                 None if x is None else self._known(x, t, row, k) for k, (x, t) in enumerate(zip(items, tensors))
             ]
-            values = [k for k, x in enumerate(items) if x is not None and row.kind(k) in ("Operand", "Weight", "Stored")]
+            values = [
+                k for k, x in enumerate(items) if x is not None and row.kind(k) in ("Operand", "Weight", "Stored")
+            ]
 
             def compute() -> tuple[Any, ...]:
                 for k in values:
@@ -199,7 +201,11 @@ class Importer:
                     graph, node, _tuple(row.function(*arguments, **options, **context)), activation, part, is_stored
                 )
 
-            if row.folds and not part and all(isinstance(items[k], np.ndarray) and not is_sizes(items[k]) for k in values):
+            if (
+                row.folds
+                and not part
+                and all(isinstance(items[k], np.ndarray) and not is_sizes(items[k]) for k in values)
+            ):
                 folded = self._fold(compute)
                 if folded is not None:
                     return folded
@@ -213,14 +219,14 @@ class Importer:
         if part == "product":
             return results
         if activation:
-            results = tuple(activated(y, activation) for y in results)
+            results = tuple(activated(y, activation) for y in results)  # type: ignore[no-untyped-call]
         if is_stored:
             return results
         finished = []
         for y, k in zip(results, node.outputs):
             t = graph.tensors[k]
-            is_real = t.quantization is not None and isinstance(y, Value) and as_dtype(y.dtype).is_float
-            finished.append(stored(y, t.quantization, t.dtype) if is_real and t.dtype.is_integer else y)
+            is_real = isinstance(y, Value) and y.dtype.is_float and t.dtype.is_integer
+            finished.append(stored(y, t.quantization, t.dtype) if t.quantization is not None and is_real else y)
         return tuple(finished)
 
     def _moves(self, graph: Graph, node: Node, row: Row) -> bool:
@@ -239,8 +245,8 @@ class Importer:
         if isinstance(x, Value) or (is_sizes(x) and kind == "Known"):
             assert tensor is not None
             raise UnsupportedError(
-                f"the operand '{tensor.name}' of {row.name} must be known at import, but depends on inputs of the model",
-                hint="convert the model with static sizes, or select other outputs: ml.from_tflite(path, outputs=[...])",
+                f"the operand '{tensor.name}' of {row.name} must be known at import, but depends on inputs",
+                hint="convert the model with static sizes, or select others: ml.from_tflite(path, outputs=[...])",
             )
         if kind == "Known":
             return x
@@ -318,8 +324,8 @@ def _tuple(results: Any) -> tuple[Any, ...]:
 def _check_count(row: Row, items: Sequence[Any]) -> None:
     count = len(items)
     if count < row.required or (row.rest is None and count > len(row.kinds)):
-        most = "any number" if row.rest is not None else len(row.kinds)
-        raise OperationError(f"{row.name} has {count} operands", facts=[f"accepted: {row.required} to {most}"])
+        largest = "any number" if row.rest is not None else len(row.kinds)
+        raise OperationError(f"{row.name} has {count} operands", facts=[f"accepted: {row.required} to {largest}"])
     for k, x in enumerate(items[: row.required]):
         if x is None:
             raise OperationError(f"{row.name} lacks its operand {k}")

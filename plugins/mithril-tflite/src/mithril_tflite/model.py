@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-
 from mithril.backend import checked
 from mithril.graph import Dim, DType, InputError, MithrilError, Size, Value, closest
 from mithril.models import Layer, Model
@@ -39,12 +38,12 @@ class TfliteGraph(ImportedLayer):
         self.results = [_tensor(self.graph, self.signature, name) for name in outputs] or list(self.graph.outputs)
         self.nodes = _needed(self.graph, self.results)
         check_supported(file, self.graph, self.nodes)
-        self.arguments = list(dict.fromkeys(self.graph.inputs))
+        self.sources = list(dict.fromkeys(self.graph.inputs))
         keys = self.graph.keys
         used: set[str] = set()
-        self.terminals = {k: _unique(self.signature.inputs.get(k, keys[k]), used) for k in self.arguments}
+        self.input_names = {k: _unique(self.signature.inputs.get(k, keys[k]), used) for k in self.sources}
         self.result_names = [self.signature.outputs.get(k, keys[k]) for k in self.results]
-        self.inputs = tuple(self.terminals.values())
+        self.inputs = tuple(self.input_names.values())
         self.outputs = tuple(_unique(name, used) for name in self.result_names)
         constants = self._parameters()
         self.parameters = parameter_names(self.graph, self.nodes, constants)
@@ -63,7 +62,7 @@ class TfliteGraph(ImportedLayer):
 
     def declared(self, terminal: str) -> tuple[tuple[Size, ...] | None, DType]:
         """Return the declared shape of an input, with a symbol per open size, and its dtype."""
-        tensor = next(self.graph.tensors[k] for k, name in self.terminals.items() if name == terminal)
+        tensor = next(self.graph.tensors[k] for k, name in self.input_names.items() if name == terminal)
         if tensor.shape is None:
             return None, tensor.dtype
         sizes = (Dim(f"{terminal}_{axis}") if n == -1 else n for axis, n in enumerate(tensor.shape))
@@ -71,7 +70,7 @@ class TfliteGraph(ImportedLayer):
 
     def build(self, *inputs: Value) -> Any:
         keys = self.graph.keys
-        env: dict[str, Any] = {keys[k]: x for k, x in zip(self.arguments, inputs, strict=True)}
+        env: dict[str, Any] = {keys[k]: x for k, x in zip(self.sources, inputs, strict=True)}
         importer = Importer(self.file, self.graph, self, self.parameters)
         run = GraphRun(self, env, importer, self.graph)
         importer.is_changed = lambda: run.is_changed
@@ -86,7 +85,7 @@ class TfliteGraph(ImportedLayer):
     ) -> tuple[Iterator[tuple[str, Array]], dict[str, Array]]:
         """Return the tensors that a file computes by their names, and its outputs."""
         computed = [k for node in self.nodes for k in node.outputs]
-        arrays = {k: inputs[name] for k, name in self.terminals.items() if name in inputs}
+        arrays = {k: inputs[name] for k, name in self.input_names.items() if name in inputs}
         tensors = run_file(source, self.signature.graph, {*computed, *self.results}, arrays)
         keys = self.graph.keys
         outputs = {name: tensors[k] for name, k in zip(self.outputs, self.results, strict=True) if k in tensors}
@@ -94,15 +93,15 @@ class TfliteGraph(ImportedLayer):
 
     def _parameters(self) -> dict[int, Array]:
         """Return the float constants of several elements that the operators read, by index."""
-        found: dict[int, Array] = {}
+        constants: dict[int, Array] = {}
         for k in dict.fromkeys((*reads_of(self.graph, self.nodes), *self.results)):
             tensor = self.graph.tensors[k]
-            if k in self.terminals or tensor.is_variable or not tensor.buffer or tensor.type_name not in FLOATS:
+            if k in self.input_names or tensor.is_variable or not tensor.buffer or tensor.type_name not in FLOATS:
                 continue
             array = self.file.constant(tensor)
             if array is not None and array.size > 1:
-                found[k] = array
-        return found
+                constants[k] = array
+        return constants
 
     # -- weights, for the importer -----------------------------------------------------------------------------------
     def weight(self, name: str, array: Array) -> Value:
@@ -127,7 +126,7 @@ class TfliteModel(Model):
         assert isinstance(layer, TfliteGraph)
         for name in layer.inputs:
             shape, dtype = layer.declared(name)
-            sizes = None if shape is None else [n if isinstance(n, int) else n.symbol.name for n in shape]
+            sizes = None if shape is None else [str(n) if isinstance(n, Dim) else n for n in shape]
             self.input(name, shape=sizes, dtype=dtype)
         self |= layer(**{t: t for t in (*layer.inputs, *layer.outputs)})
         self.steps[0].name = ""  # parameters have the names of the file, without a prefix
@@ -137,9 +136,7 @@ class TfliteModel(Model):
 
 
 @checked()
-def from_tflite(
-    source: Any, outputs: Sequence[str] | None = None, *, signature: str | None = None
-) -> TfliteModel:
+def from_tflite(source: Any, outputs: Sequence[str] | None = None, *, signature: str | None = None) -> TfliteModel:
     """Return a TensorFlow Lite model as a model that compiles for every backend and is a block of other models.
 
     ``source`` is a path or bytes. ``outputs`` selects tensors by name, also inner ones; operators that they do not
@@ -230,5 +227,3 @@ def _unique(name: str, used: set[str]) -> str:
         text = f"{base}_{k}"
     used.add(text)
     return text
-
-

@@ -165,7 +165,9 @@ class TfliteFile:
         count = math.prod(tensor.shape)
         dtype = tensor.dtype
         if tensor.sparsity is not None and tensor.code != INT4 and raw.size % dtype.itemsize == 0:
-            check_memory(count * dtype.itemsize, self.reader.size, f"the sparse tensor '{tensor.name}' of '{self.name}'")
+            check_memory(
+                count * dtype.itemsize, self.reader.size, f"the sparse tensor '{tensor.name}' of '{self.name}'"
+            )
             return dense(raw.view(dtype.numpy), tensor.shape, tensor.sparsity, tensor.name)
         size = -(-count // 2) if tensor.code == INT4 else count * dtype.itemsize
         if raw.size != size:
@@ -180,7 +182,7 @@ class TfliteFile:
         return raw.view(dtype.numpy).reshape(tensor.shape)
 
     def _content(self, index: int) -> Array | None:
-        """Return the bytes of a buffer; those of files of more than 2 GB lie behind the tables."""
+        """Return the bytes of a buffer; those of files of more than 2 GB come after the tables."""
         if index >= len(self._buffers):
             raise self.reader.damaged(f"there is no buffer {index}, but {len(self._buffers)}")
         buffer = self._buffers[index]
@@ -199,9 +201,8 @@ class TfliteFile:
 
     def _graph(self, graph: Table, index: int) -> Graph:
         tensors = tuple(self._tensor(t, k) for k, t in enumerate(graph.tables(0)))
-        where = f"graph {index}"
-        inputs = self._indices(graph.numbers(1, "i4"), tensors, f"an input of {where}", lowest=0)
-        outputs = self._indices(graph.numbers(2, "i4"), tensors, f"an output of {where}", lowest=0)
+        inputs = self._indices(graph.numbers(1, "i4"), tensors, f"an input of graph {index}", lowest=0)
+        outputs = self._indices(graph.numbers(2, "i4"), tensors, f"an output of graph {index}", lowest=0)
         nodes = tuple(self._node(n, k, tensors) for k, n in enumerate(graph.tables(3)))
         return Graph(graph.text(4) or f"graph_{index}", tensors, inputs, outputs, nodes)
 

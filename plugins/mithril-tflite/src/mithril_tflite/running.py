@@ -19,7 +19,11 @@ def run_file(source: Any, graph: int, indices: Collection[int], inputs: Mapping[
         raise InputError("the interpreter runs the first graph of a file", hint="compare a model without signature=")
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-    data = {"model_content": bytes(source)} if isinstance(source, (bytes, bytearray)) else {"model_path": os.fspath(source)}
+    data = (
+        {"model_content": bytes(source)}
+        if isinstance(source, (bytes, bytearray))
+        else {"model_path": os.fspath(source)}
+    )
     interpreter = Interpreter(
         **data,
         experimental_op_resolver_type=OpResolverType.BUILTIN_REF,

@@ -1,4 +1,4 @@
-"""What the schema of TensorFlow Lite defines: names of operators by code, element types, and options by slot.
+"""The schema of TensorFlow Lite: names of operators by code, element types, and options by slot.
 
 https://github.com/google-ai-edge/LiteRT/blob/main/tflite/converter/schema/schema.fbs, version 3.
 """
@@ -6,7 +6,7 @@ https://github.com/google-ai-edge/LiteRT/blob/main/tflite/converter/schema/schem
 from __future__ import annotations
 
 # Names of operators, in the order of their codes.
-NAMES = """
+CODES = """
 ADD AVERAGE_POOL_2D CONCATENATION CONV_2D DEPTHWISE_CONV_2D DEPTH_TO_SPACE DEQUANTIZE EMBEDDING_LOOKUP FLOOR
 FULLY_CONNECTED HASHTABLE_LOOKUP L2_NORMALIZATION L2_POOL_2D LOCAL_RESPONSE_NORMALIZATION LOGISTIC LSH_PROJECTION LSTM
 MAX_POOL_2D MUL RELU RELU_N1_TO_1 RELU6 RESHAPE RESIZE_BILINEAR RNN SOFTMAX SPACE_TO_DEPTH SVDF TANH CONCAT_EMBEDDINGS
@@ -31,18 +31,23 @@ STABLEHLO_SCATTER STABLEHLO_COMPARE STABLEHLO_CONVERT STABLEHLO_DYNAMIC_SLICE ST
 STABLEHLO_PAD STABLEHLO_IOTA STABLEHLO_DOT_GENERAL STABLEHLO_REDUCE_WINDOW STABLEHLO_SORT STABLEHLO_WHILE
 STABLEHLO_GATHER STABLEHLO_TRANSPOSE DILATE STABLEHLO_RNG_BIT_GENERATOR REDUCE_WINDOW STABLEHLO_COMPOSITE
 STABLEHLO_SHIFT_LEFT STABLEHLO_CBRT
-""".split()
+"""
+NAMES = CODES.split()
 
 # Element types by code; None has no dtype here.
-DTYPES = ("float32", "float16", "int32", "uint8", "int64", None, "bool", "int16", None, "int8", "float64", None, "uint64",
-          None, None, "uint32", "uint16", "int8", "bfloat16")  # fmt: skip
-TYPE_NAMES = ("FLOAT32", "FLOAT16", "INT32", "UINT8", "INT64", "STRING", "BOOL", "INT16", "COMPLEX64", "INT8", "FLOAT64",
-              "COMPLEX128", "UINT64", "RESOURCE", "VARIANT", "UINT32", "UINT16", "INT4", "BFLOAT16")  # fmt: skip
-INT4, RESOURCE = 17, 13
+DTYPES = (
+    "float32", "float16", "int32", "uint8", "int64", None, "bool", "int16", None, "int8", "float64", None, "uint64",
+    None, None, "uint32", "uint16", "int8", "bfloat16",
+)  # fmt: skip
+TYPE_NAMES = (
+    "FLOAT32", "FLOAT16", "INT32", "UINT8", "INT64", "STRING", "BOOL", "INT16", "COMPLEX64", "INT8", "FLOAT64",
+    "COMPLEX128", "UINT64", "RESOURCE", "VARIANT", "UINT32", "UINT16", "INT4", "BFLOAT16",
+)  # fmt: skip
+INT4 = 17
 
 # Options of an operator: the number of their table in the union, and its fields by slot as NAME:KIND=DEFAULT, with the
-# kinds of struct, "*" for a vector and "s" for a text. Fields "_" do not change what an operator computes here.
-OPTIONS = {
+# kinds of struct, "*" for a vector and "s" for a text. Fields "_" change no result here.
+OPTIONS: dict[str, tuple[int, str]] = {
     "ADD": (11, "activation:b"),
     "AVERAGE_POOL_2D": (5, "padding:b stride_w:i stride_h:i filter_width:i filter_height:i activation:b"),
     "BATCH_MATMUL": (101, "adj_x:? adj_y:?"),
@@ -51,9 +56,18 @@ OPTIONS = {
     "CALL_ONCE": (103, "init_subgraph_index:i"),
     "CONCATENATION": (10, "axis:i activation:b"),
     "CONV_2D": (1, "padding:b stride_w:i stride_h:i activation:b dilation_w_factor:i=1 dilation_h_factor:i=1"),
-    "CONV_3D": (106, "padding:b stride_d:i stride_w:i stride_h:i activation:b dilation_d_factor:i=1 dilation_w_factor:i=1 dilation_h_factor:i=1"),
+    "CONV_3D": (
+        106,
+        (
+            "padding:b stride_d:i stride_w:i stride_h:i activation:b "
+            "dilation_d_factor:i=1 dilation_w_factor:i=1 dilation_h_factor:i=1"
+        ),
+    ),
     "CUMSUM": (102, "exclusive:? reverse:?"),
-    "DEPTHWISE_CONV_2D": (2, "padding:b stride_w:i stride_h:i depth_multiplier:i activation:b dilation_w_factor:i=1 dilation_h_factor:i=1"),
+    "DEPTHWISE_CONV_2D": (
+        2,
+        "padding:b stride_w:i stride_h:i depth_multiplier:i activation:b dilation_w_factor:i=1 dilation_h_factor:i=1",
+    ),
     "DEPTH_TO_SPACE": (94, "block_size:i"),
     "DIV": (29, "activation:b"),
     "FAKE_QUANT": (58, "min:f max:f num_bits:i narrow_range:?"),
@@ -87,7 +101,10 @@ OPTIONS = {
     "SUB": (28, "activation:b"),
     "SUM": (27, "keep_dims:?"),
     "TRANSPOSE_CONV": (49, "padding:b stride_w:i stride_h:i activation:b"),
-    "UNIDIRECTIONAL_SEQUENCE_LSTM": (71, "activation:b cell_clip:f proj_clip:f time_major:? _ diagonal_recurrent_tensors:?"),
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": (
+        71,
+        "activation:b cell_clip:f proj_clip:f time_major:? _ diagonal_recurrent_tensors:?",
+    ),
     "UNIDIRECTIONAL_SEQUENCE_RNN": (31, "time_major:? activation:b"),
     "UNPACK": (64, "num:i axis:i"),
     "VAR_HANDLE": (111, "_ shared_name:s"),

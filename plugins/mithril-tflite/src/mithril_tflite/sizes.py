@@ -44,7 +44,8 @@ def _gather(x: Array, indices: Array, *, axis: int, **_: Any) -> Array:
 def _strided_slice(x: Array, begin: Array, end: Array, strides: Array, **masks: Any) -> Array:
     from mithril_tflite.operators.shape import slice_index
 
-    return _selected(x, slice_index(x.ndim, begin, end, strides, **masks))
+    index: Any = slice_index(x.ndim, begin, end, strides, **masks)  # type: ignore[no-untyped-call]
+    return _selected(x, index)
 
 
 def _slice(x: Array, begin: Array, size: Array) -> Array:

@@ -36,9 +36,7 @@ class Sparsity:
 
 
 def sparsity(table: Table) -> Sparsity:
-    return Sparsity(
-        table.numbers(0, "i4"), table.numbers(1, "i4"), tuple(_level(level) for level in table.tables(2))
-    )
+    return Sparsity(table.numbers(0, "i4"), table.numbers(1, "i4"), tuple(_level(level) for level in table.tables(2)))
 
 
 def _level(t: Table) -> Level:

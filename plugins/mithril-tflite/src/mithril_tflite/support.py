@@ -18,7 +18,7 @@ REASONS = {
 
 
 def check_supported(file: TfliteFile, graph: Graph, nodes: Iterable[Node]) -> None:
-    """Raise UnsupportedError that lists every operator without a meaning here, with what it computes."""
+    """Raise UnsupportedError that lists every operator without a meaning here, with its first result."""
     missing: dict[str, list[str]] = {}
     for node in nodes:
         if node.name not in OPERATORS:

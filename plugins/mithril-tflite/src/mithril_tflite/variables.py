@@ -17,7 +17,7 @@ def variable_name(shared_name: str) -> str:
 
 
 def initial_values(file: TfliteFile) -> dict[str, Array]:
-    """Return what graphs that run once assign to variables, by name."""
+    """Return the values that graphs that run once assign to variables, by name."""
     values: dict[str, Array] = {}
     for graph in file.graphs:
         for node in graph.nodes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mithril import ops
 from mithril.graph import UnsupportedError
 from mithril_tflite.table import Weight, operator
 
 NONE, RELU, RELU_N1_TO_1, RELU6, TANH, SIGN_BIT = range(6)
-FUSED = {
+FUSED: Any = {
     RELU: lambda y: ops.relu(y) if y.dtype.is_float else ops.clip(y, low=0),
     RELU_N1_TO_1: lambda y: ops.clip(y, low=-1.0, high=1.0),
     RELU6: lambda y: ops.relu6(y) if y.dtype.is_float else ops.clip(y, low=0, high=6),

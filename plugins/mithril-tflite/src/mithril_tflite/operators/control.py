@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from mithril import ops
 from mithril.graph import UnsupportedError
+from mithril_tflite.table import Stored, operator
 from mithril_tflite.values import Handle
 from mithril_tflite.variables import variable_name
-from mithril_tflite.table import Stored, operator
 
 
 def _captured(xs, context, first=0):
     """Return operands as bodies capture them: those that are known stay known."""
-    known = (context.constant(k) for k in range(first, first + len(xs)))
-    return [x if array is None else array for x, array in zip(xs, known, strict=True)]
+    arrays = (context.constant(k) for k in range(first, first + len(xs)))
+    return [x if array is None else array for x, array in zip(xs, arrays, strict=True)]
 
 
 @operator(folds=False)
 def IF(condition: Stored, *xs: Stored, then_subgraph_index, else_subgraph_index, context):
     captured = _captured(xs, context, 1)
     bodies = [context.body(k) for k in (then_subgraph_index, else_subgraph_index)]
-    known = context.constant(0)
-    if known is not None:
-        return bodies[0 if known.all() else 1](*captured)
+    decided = context.constant(0)
+    if decided is not None:
+        return bodies[0 if decided.all() else 1](*captured)
     then, otherwise = ((lambda body=body: body(*captured)) for body in bodies)
     return ops.as_tuple(ops.cond(ops.reshape(condition, shape=()), then, otherwise))
 
@@ -30,7 +30,7 @@ def IF(condition: Stored, *xs: Stored, then_subgraph_index, else_subgraph_index,
 def WHILE(*xs: Stored, cond_subgraph_index, body_subgraph_index, context):
     condition, body = context.body(cond_subgraph_index), context.body(body_subgraph_index)
     graph = body.graph
-    # What the body returns as it came, such as weights, is no state of the loop.
+    # Operands that the body returns unchanged, such as weights, are not states of the loop.
     changing = [k for k, (a, b) in enumerate(zip(graph.inputs, graph.outputs, strict=True)) if a != b]
     everything = _captured(xs, context)
 

@@ -22,7 +22,9 @@ def last(y):
 def paddings(sizes, kernel, strides, dilations, padding):
     """Return (before, after) for each spatial axis; of an odd padding the larger half comes after."""
     if padding not in (SAME, VALID) or min((*kernel, *strides, *dilations)) < 1:
-        raise OperationError(f"the padding is {padding}, strides are {strides}, dilations {dilations}, the kernel {kernel}")
+        raise OperationError(
+            f"the padding is {padding}, strides are {strides}, dilations {dilations}, the kernel {kernel}"
+        )
     pairs = []
     for size, k, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
         reach = (k - 1) * dilation + 1
@@ -54,9 +56,7 @@ def _convolved(x, w, bias, padding, strides, dilations):
 def CONV_2D(
     x, weight: Weight, bias: Weight = None, *, padding, stride_w, stride_h, dilation_w_factor, dilation_h_factor
 ):
-    return _convolved(
-        x, first(weight), bias, padding, (stride_h, stride_w), (dilation_h_factor, dilation_w_factor)
-    )
+    return _convolved(x, first(weight), bias, padding, (stride_h, stride_w), (dilation_h_factor, dilation_w_factor))
 
 
 @operator
@@ -83,8 +83,8 @@ def TRANSPOSE_CONV(size: Sizes, weight: Weight, x, bias: Weight = None, *, paddi
     strides, kernel, target = (stride_h, stride_w), weight.shape[1:3], size[1:3]
     complete = [(n - 1) * s + k for n, s, k in zip(x.shape[1:3], strides, kernel, strict=True)]
     pairs, extra = [], []
-    for whole, wanted in zip(complete, target, strict=True):
-        excess = whole - wanted
+    for full_size, new_size in zip(complete, target, strict=True):
+        excess = full_size - new_size
         before = max(excess, 0) // 2 if padding == SAME else 0
         pairs.append((before, max(excess - before, 0)))
         extra.append(max(-excess, 0))

@@ -19,7 +19,7 @@ def GATHER(x: Weight, indices: Stored, *, axis, batch_dims):
     b = batch_dims % indices.ndim if batch_dims < 0 else batch_dims
     x = ops.transpose(x, perm=(*range(b), axis, *(k for k in range(b, x.ndim) if k != axis)))
     y = ops.gather_nd(x, ops.unsqueeze(indices, axis=(-1,)), batch_dims=b)
-    inner = indices.ndim - b  # axes of positions lie behind those in front of the axis
+    inner = indices.ndim - b  # axes of positions come after those in front of the axis
     before = axis - b
     order = (*range(b), *range(b + inner, b + inner + before), *range(b, b + inner), *range(b + inner + before, y.ndim))
     return ops.transpose(y, perm=order)
@@ -76,5 +76,9 @@ def _segments(name, reduction, start):
 
 _segments("UNSORTED_SEGMENT_SUM", "add", lambda kind: 0)
 _segments("UNSORTED_SEGMENT_PROD", "mul", lambda kind: 1)
-_segments("UNSORTED_SEGMENT_MAX", "max", lambda kind: np.finfo(kind.numpy).min.item() if kind.is_float else kind.limits[0])
-_segments("UNSORTED_SEGMENT_MIN", "min", lambda kind: np.finfo(kind.numpy).max.item() if kind.is_float else kind.limits[1])
+_segments(
+    "UNSORTED_SEGMENT_MAX", "max", lambda kind: np.finfo(kind.numpy).min.item() if kind.is_float else kind.limits[0]
+)
+_segments(
+    "UNSORTED_SEGMENT_MIN", "min", lambda kind: np.finfo(kind.numpy).max.item() if kind.is_float else kind.limits[1]
+)

@@ -42,15 +42,15 @@ def UNIDIRECTIONAL_SEQUENCE_LSTM(
 ):  # fmt: skip
     if diagonal_recurrent_tensors:
         raise UnsupportedError("recurrent weights of an LSTM are diagonals", facts=["accepted: matrices"])
-    lstm = Lstm(
-        dict(zip(GATES, (input_weight, forget_weight, cell_weight, output_weight), strict=True)),
-        dict(zip(GATES, (recurrent_input_weight, recurrent_forget_weight, recurrent_cell_weight, recurrent_output_weight),
-                 strict=True)),
-        dict(zip(GATES, (peephole_input, peephole_forget, None, peephole_output), strict=True)),
-        dict(zip(GATES, (input_bias, forget_bias, cell_bias, output_bias), strict=True)),
-        dict(zip(GATES, (norm_input, norm_forget, norm_cell, norm_output), strict=True)),
-        (projection, projection_bias), (cell_clip, proj_clip), activation,
-    )  # fmt: skip
+    gates = (
+        (input_weight, forget_weight, cell_weight, output_weight),
+        (recurrent_input_weight, recurrent_forget_weight, recurrent_cell_weight, recurrent_output_weight),
+        (peephole_input, peephole_forget, None, peephole_output),
+        (input_bias, forget_bias, cell_bias, output_bias),
+        (norm_input, norm_forget, norm_cell, norm_output),
+    )
+    by_gate = [dict(zip(GATES, values, strict=True)) for values in gates]
+    lstm = Lstm(by_gate, (projection, projection_bias), (cell_clip, proj_clip), activation)
     xs = x if time_major else ops.transpose(x, perm=(1, 0, 2))
     ys = lstm.run(xs)
     return ys if time_major else ops.transpose(ys, perm=(1, 0, 2))
@@ -59,10 +59,10 @@ def UNIDIRECTIONAL_SEQUENCE_LSTM(
 class Lstm:
     """The equations of an LSTM; gates that the file leaves out are None."""
 
-    def __init__(self, weights, recurrent, peepholes, biases, norms, projection, clips, activation):
-        self.weights, self.recurrent, self.peepholes, self.biases = weights, recurrent, peepholes, biases
-        self.norms, self.projection, self.clips, self.activation = norms, projection, clips, activation
-        self.gates = [g for g in GATES if weights[g] is not None]  # without an input gate it is 1 - forget
+    def __init__(self, by_gate, projection, clips, activation):
+        self.weights, self.recurrent, self.peepholes, self.biases, self.norms = by_gate
+        self.projection, self.clips, self.activation = projection, clips, activation
+        self.gates = [g for g in GATES if self.weights[g] is not None]  # without an input gate it is 1 - forget
 
     def run(self, xs):
         units = self.weights["cell"].shape[0]

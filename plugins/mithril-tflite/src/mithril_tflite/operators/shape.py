@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -94,12 +95,14 @@ def SLICE(x, begin: Stored, size: Sizes, *, context):
     return ops.slice(x, starts=tuple(starts), stops=stops, steps=(1,) * x.ndim, axes=tuple(range(x.ndim)))
 
 
-def slice_index(rank, begin, end, strides, *, begin_mask, end_mask, ellipsis_mask, new_axis_mask, shrink_axis_mask, offset):
+def slice_index(
+    rank, begin, end, strides, *, begin_mask, end_mask, ellipsis_mask, new_axis_mask, shrink_axis_mask, offset
+):
     """Return the index of a strided slice, as NumPy takes it; bit k of a mask belongs to entry k."""
     count = len(begin)
     if ellipsis_mask & (ellipsis_mask - 1) or not len(begin) == len(end) == len(strides):
         raise OperationError("a strided slice has two ellipses, or entries of different number")
-    index = []
+    index: list[Any] = []
     for k in range(count):
         bit = 1 << k
         if ellipsis_mask & bit:
@@ -127,30 +130,27 @@ END = 2**63 - 1  # the end of an axis, for ops.slice
 def STRIDED_SLICE(x, begin: Sizes, end: Sizes, strides: Sizes, **masks):
     index = slice_index(x.ndim, begin, end, strides, **masks)
     used = sum(i is not None and i is not Ellipsis for i in index)
-    axis, starts, stops, steps, axes, shape_changes = 0, [], [], [], [], []
+    axis, rows, dropped, added = 0, [], set(), []
     for entry in index:
         if entry is Ellipsis:
             axis += x.ndim - used
             continue
         if entry is None:
-            shape_changes.append(("new", axis))
+            added.append(axis)
             continue
         if isinstance(entry, slice):
             first = entry.start if entry.start is not None else (0 if entry.step > 0 else END)
             stop = entry.stop if entry.stop is not None else (END if entry.step > 0 else -END)
             if (first, stop, entry.step) != (0, END, 1):
-                row = first, _limited(stop, x.shape[axis], entry.step), entry.step, axis
-                starts, stops, steps, axes = ([*v, n] for v, n in zip((starts, stops, steps, axes), row))
+                rows.append((first, _limited(stop, x.shape[axis], entry.step), entry.step, axis))
         else:
-            row = entry, END if type(entry) is int and entry == -1 else entry + 1, 1, axis
-            starts, stops, steps, axes = ([*v, n] for v, n in zip((starts, stops, steps, axes), row))
-            shape_changes.append(("drop", axis))
+            rows.append((entry, END if type(entry) is int and entry == -1 else entry + 1, 1, axis))
+            dropped.add(axis)
         axis += 1
-    if axes:
-        x = ops.slice(x, starts=tuple(starts), stops=tuple(stops), steps=tuple(steps), axes=tuple(axes))
-    dropped = {a for kind, a in shape_changes if kind == "drop"}
-    added = [a for kind, a in shape_changes if kind == "new"]
-    if not shape_changes:
+    if rows:
+        starts, stops, steps, axes = zip(*rows, strict=True)
+        x = ops.slice(x, starts=starts, stops=stops, steps=steps, axes=axes)
+    if not dropped and not added:
         return x
     shape = []
     for a in range(x.ndim + 1):
@@ -184,8 +184,8 @@ def PADV2(x, paddings: Known, value, *, context):
     if array is not None and (context.is_stored or array.dtype.kind == "f"):
         return ops.pad(x, widths=_widths(paddings, x), value=array.reshape(-1)[0].item())
     widths = _widths(paddings, x)
-    inside = ops.pad(ops.full(shape=tuple(x.shape), value=True, dtype="bool"), widths=widths, value=False)
-    return ops.where(inside, ops.pad(x, widths=widths), ops.reshape(value, shape=()))
+    is_element = ops.pad(ops.full(shape=tuple(x.shape), value=True, dtype="bool"), widths=widths, value=False)
+    return ops.where(is_element, ops.pad(x, widths=widths), ops.reshape(value, shape=()))
 
 
 @operator(moves=True)
