@@ -20,6 +20,7 @@ from mithril.models import (
     Sequential,
     TransformerEncoderLayer,
 )
+from mithril_onnx.export.writer import Writer
 
 ort = pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -184,3 +185,9 @@ def test_opset_out_of_range(tmp_path):
     compiled = ml.compile(layer(ops.relu), "numpy", shapes={"x": [2]}, inference=True)
     with pytest.raises(ml.InputError, match="opset=9"):
         compiled.export(tmp_path / "m.onnx", opset=9)
+
+
+def test_large_constants_that_are_freed_stay_different():
+    writer = Writer(20)
+    names = [writer.constant(np.full(2000, k, np.float32)) for k in range(3)]  # each may have the address of the last
+    assert len({*names}) == 3

@@ -44,7 +44,7 @@ class Writer:
         if outer is None:
             self.prologue: list[Any] = []  # nodes that compute sizes
             self.initializers: list[Any] = []
-            self.constants: dict[Any, str] = {}
+            self.constants: dict[Any, tuple[str, Any]] = {}  # name, and the array: its id stands for one that lives
             self.sizes: dict[Any, str] = {}
             self.symbols: dict[str, tuple[str, int]] = {}  # symbol -> input and axis
 
@@ -72,12 +72,13 @@ class Writer:
         root = self.root
         key = (value.dtype.str, str(value.dtype), value.shape, value.tobytes()) if value.size <= 1024 else id(array)
         if key not in root.constants:
-            name = root.constants[key] = self.names.new(stem)
+            name = self.names.new(stem)
+            root.constants[key] = (name, array)
             if value.size > 1 and value.dtype.kind not in "biu":  # initializers of floats are parameters
                 root.prologue.append(helper.make_node("Constant", [], [name], name=name, value=tensor_of(value, name)))
             else:
                 root.initializers.append(tensor_of(value, name))
-        return root.constants[key]
+        return root.constants[key][0]
 
     def ints(self, values: Sequence[int]) -> str:
         return self.constant(np.asarray(list(values), np.int64), stem="sizes")
