@@ -9,7 +9,7 @@ import pytest
 
 import mithril as ml
 from mithril.compiler import option_rows, resolve_options
-from mithril.models import Linear, Model, Relu
+from mithril.models import Layer, Linear, Model, Relu, Sequential
 
 SHAPES = {"input": [4, 16]}
 
@@ -135,3 +135,27 @@ def test_a_picture_names_the_activation_that_was_fused(tmp_path):
 def test_every_option_has_an_example_that_it_accepts(row):
     resolve_options(eval(f"dict({row['example']})", {"np": np}))
     assert row["example"].startswith(f"{row['name']}=")
+
+
+class Nested(Layer):
+    def __init__(self):
+        self.body, self.head = Sequential(Linear(32), Relu(), Linear(32)), Linear(32)
+
+    def build(self, x):
+        return self.head(self.body(x))
+
+
+@pytest.mark.parametrize("option", ["mixed_precision", "quantization", "quantization_aware"])
+def test_keep_covers_the_layers_inside(option):
+    x = np.random.default_rng(0).normal(size=(8, 32)).astype(np.float32)
+    params = ml.compile(Nested(), "numpy", shapes={"input": [8, 32]}).randomize_params(0)
+    settings = {"weights": "int8"} if option == "quantization" else {}
+
+    def result(keep):
+        mode = {"static_inference": option == "quantization", option: {**settings, "keep": keep}}
+        compiled = ml.compile(Nested(), "numpy", shapes={"input": [8, 32]}, **mode).bind(params)
+        return compiled.evaluate({"input": x}, training=option == "quantization_aware")["output"]
+
+    inside = result(["body"])
+    assert np.array_equal(inside, result(["body.0", "body.2"]))
+    assert not np.array_equal(inside, result([]))

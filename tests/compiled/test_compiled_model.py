@@ -63,7 +63,8 @@ def test_three_forms_of_evaluate(backend):
     compiled.bind(params)
     third = numbers(compiled, compiled.evaluate({"x": x}))
     fourth = numbers(compiled, compiled({"x": x}))
-    for alternative in (numbers(compiled, outputs), third, fourth):
+    by_name = numbers(compiled, compiled.evaluate(inputs={"x": x}))
+    for alternative in (numbers(compiled, outputs), third, fourth, by_name):
         np.testing.assert_allclose(alternative["y"], first["y"], rtol=1e-5, atol=1e-6)
 
 

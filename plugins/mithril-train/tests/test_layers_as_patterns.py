@@ -40,7 +40,8 @@ def test_layers_select_the_parameters_of_their_paths():
     parts = {first: ml.SGD(0.1), mlp: ml.Adam(0.01), "*": ml.SGD(0.2)}
     patterns = {"first.*": ml.SGD(0.1), "body.block.*": ml.Adam(0.01), "*": ml.SGD(0.2)}
     assert same(trained(model, parts), trained(network(), patterns))
-    for layer, pattern in ((first, "first.*"), (mlp.layers[0], "body.block.layers.0.*"), (mlp, "body.block.*")):
+    places = [(first, "first.*"), (mlp.layers[0], "body.block.layers.0.*"), (mlp, "body.block.*")]
+    for layer, pattern in (*places, ("first", "first.*"), ("body.block", "body.block.*"), ("*block", "body.*")):
         assert same(trained(model, ml.SGD(0.1), frozen=layer), trained(network(), ml.SGD(0.1), frozen=pattern))
         assert not same(trained(model, ml.SGD(0.1), frozen=[layer]), plain)
         groups = [ml.SGD(0.1, groups={key: {"learning_rate": 0.01}}) for key in (layer, pattern)]

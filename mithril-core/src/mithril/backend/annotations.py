@@ -159,10 +159,16 @@ def matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
 
+def covers(pattern: str, path: str) -> bool:
+    """Whether a pattern matches the path of a parameter or layer, or that of a layer around it."""
+    parts = path.split(".")
+    return any(matches(".".join(parts[: k + 1]), pattern) for k in range(len(parts)))
+
+
 def require_match(where: str, kind: str, pattern: str, names: Iterable[str]) -> None:
-    """Raise unless the pattern of option ``where`` matches one of the names; ``kind`` describes them."""
+    """Raise unless the pattern of option ``where`` covers one of the names; ``kind`` describes them."""
     candidates = sorted(n for n in names if n)
-    if any(matches(name, pattern) for name in candidates):
+    if any(covers(pattern, name) for name in candidates):
         return
     suggestions = closest(pattern, candidates)
     listed = [*suggestions, *(n for n in candidates if n not in suggestions)][:12]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Never, overload
 
 import numpy as np
 
-from mithril.backend import check_call, checked, matches, reject_surplus, require_match, watch
+from mithril.backend import check_call, checked, covers, reject_surplus, require_match, watch
 from mithril.compiler.bound_weights import is_built_at_once
 from mithril.compiler.call_records import CallRecords
 from mithril.compiler.evaluation import Evaluation
@@ -147,8 +147,10 @@ class CompiledModel(PluginMethods):
             reject_surplus(
                 "evaluate", CompiledModel.evaluate, (params, inputs, output_gradients, *surplus), unknown_names
             )
-        if is_bound := inputs is None:
-            params, inputs = self._parameters.passed, params
+        if inputs is None:
+            params, inputs = None, params
+        if is_bound := params is None:
+            params = self._parameters.passed
         if state is None and not watchers.get():
             if output_gradients is not None:
                 results = self._calls.last_gradients(params, inputs, output_gradients, training, wrt)
@@ -496,7 +498,7 @@ class CompiledModel(PluginMethods):
         graph = self.compiler.probe(self._parameters.input_types, training=False)
         shapes = {i.name: i.type.shape for i in graph.with_role("param")}
         require_match("count_params", "parameter", pattern, shapes)
-        counted = {name: shape for name, shape in shapes.items() if matches(name, pattern)}
+        counted = {name: shape for name, shape in shapes.items() if covers(pattern, name)}
         if undetermined := [name for name, shape in counted.items() if not is_static(shape)]:
             raise InputError(
                 f"the size of parameter '{undetermined[0]}' depends on inputs of unknown shape",

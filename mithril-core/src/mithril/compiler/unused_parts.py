@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from mithril.backend import matches
+from mithril.backend import covers
 from mithril.graph import Decisions, Graph, symbols
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class Unused:
     def is_named_by(self, pattern: str) -> bool:
         """Whether a pattern matches a name of this part."""
         names = (*self.inputs, *self.params, *self.layers)
-        return self.owns(pattern) or any(matches(name, pattern) for name in names)
+        return self.owns(pattern) or any(covers(pattern, name) for name in names)
 
     def left_out(self, arrays: Mapping[str, T], expected: Collection[str], decisions: Decisions) -> Mapping[str, T]:
         """Return the arrays without those of this part."""

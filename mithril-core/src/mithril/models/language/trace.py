@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import matches
+from mithril.backend import covers
 from mithril.compiler import declared_text, expanded
 from mithril.graph import (
     Builder,
@@ -81,7 +81,7 @@ class _Frozen(dict[str, bool]):
 
 
 def _matches(name: str, patterns: Collection[str]) -> bool:
-    return any(matches(name, p) for p in patterns)
+    return any(covers(p, name) for p in patterns)
 
 
 def _check_names(kind: str, values: Mapping[str, Any], flat: FlatModel) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mithril.backend import matches, plugin_of, require_match
+from mithril.backend import covers, plugin_of, require_match
 from mithril.compiler import ADDED_LOSS
 from mithril.graph import (
     DEFAULT_FLOAT,
@@ -172,10 +172,9 @@ class Context:
     def is_frozen(self, name: str) -> bool:
         excluded = self.frozen.get(name, False)
         for scope, pattern in self.frozen_parts:
-            if not scope or name.startswith(f"{scope}."):
-                parts = name[len(scope) + 1 if scope else 0 :].split(".")
-                if any(matches(".".join(parts[: k + 1]), pattern) for k in range(len(parts))):
-                    self.frozen_parts[scope, pattern] = excluded = True
+            is_inside = not scope or name.startswith(f"{scope}.")
+            if is_inside and covers(pattern, name[len(scope) + 1 if scope else 0 :]):
+                self.frozen_parts[scope, pattern] = excluded = True
         return excluded
 
     # -- running a layer ---------------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ their dtypes. ``traits.precision`` distinguishes three kinds of operations:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from mithril import Builder, Graph, Node, OptionError, Value, dtype as as_dtype, float32, pass_
+from mithril.backend import covers
 from mithril.graph import DType, is_layout, operation, precision, unknown
 from mithril.ops import dequantize, dequantize_groups
 from mithril.passes import PassContext
@@ -70,8 +70,7 @@ class Policy:
 
     def kind(self, node: Node) -> str:
         """Return ``low``, ``follow`` or ``full``."""
-        path = node.origin.path
-        if any(fnmatchcase(path, one) for pattern in self.keep for one in (pattern, f"{pattern}.*")):
+        if any(covers(pattern, node.origin.path) for pattern in self.keep):
             return "full"
         return self.kinds.get(node.op.name) or precision(node)
 

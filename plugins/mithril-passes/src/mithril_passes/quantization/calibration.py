@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import Graph, Node, Value, compile as compile_model
-from mithril.backend import matches, require_match
+from mithril.backend import covers, require_match
 from mithril.graph import InputError, OptionError, Output, ShapeError, unknown
 from mithril_passes.quantization.groups import CODEBOOKS
 from mithril_passes.quantization.ranges import Range, Ranges
@@ -61,7 +61,7 @@ def calibrate_ranges(
     patterns = (keep,) if isinstance(keep, str) else tuple(keep)
     for pattern in patterns:
         require_match("keep of calibrate_ranges", "layer with weights to quantize", pattern, observed.layers)
-    excluded = tuple(layer for layer in observed.layers if any(matches(layer, pattern) for pattern in patterns))
+    excluded = tuple(layer for layer in observed.layers if any(covers(pattern, layer) for pattern in patterns))
     ranges = Ranges(values, method, rows, keep=excluded)
     return ranges if error is None else bounded(observed, ranges, samples[0], error)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.backend import matches
+from mithril.backend import covers
 from mithril.graph import OptionError, unknown
 from mithril_passes.quantization.groups import CODEBOOKS, GROUPS
 from mithril_passes.quantization.ranges import Ranges
@@ -71,4 +71,4 @@ class Setting:
 
     def keeps(self, path: str) -> bool:
         """Whether a layer stays in float by the user's choice."""
-        return any(matches(path, pattern) for pattern in self.keep)
+        return any(covers(pattern, path) for pattern in self.keep)

@@ -12,7 +12,7 @@ from mithril.backend import (
     SparseFormat,
     check_format,
     checked,
-    matches,
+    covers,
     packed,
     pruned_mask,
     require_match,
@@ -62,7 +62,7 @@ def _checked(sparsity: float | None, format: str) -> float | None:
 def _sparse(weights: Mapping[str, Any], pattern: str, sparsity: float | None, format: str) -> dict[str, Any]:
     """Return all weights, those that match in the format."""
     require_match("pattern=", "weight", pattern, weights)
-    selected = {n: np.asarray(to_numpy(x)) for n, x in weights.items() if matches(n, pattern) and len(x.shape) > 1}
+    selected = {n: np.asarray(to_numpy(x)) for n, x in weights.items() if covers(pattern, n) and len(x.shape) > 1}
     for name, array in selected.items():
         if array.dtype != np.float32:
             raise OptionError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from mithril.backend import Least, Positive, SparseFormat, check_format, matches, pruned_mask, require_match
+from mithril.backend import Least, Positive, SparseFormat, check_format, covers, pruned_mask, require_match
 from mithril.graph import OptionError, UnsupportedError
 from mithril_train.loop.callbacks import Array, Callback, Training
 
@@ -78,7 +78,7 @@ class Pruning(Callback):
         """Choose the elements that stay, by magnitude; those that are 0 already are the smallest."""
         for name in engine.trained:
             shape = tuple(engine.arrays[name].shape)
-            if len(shape) > 1 and matches(name, self.pattern):
+            if len(shape) > 1 and covers(self.pattern, name):
                 check_format(name, shape, self.format)
                 weights = engine.backend.to_numpy(engine.arrays[name]).astype(np.float32)
                 self._masks[name] = pruned_mask(weights, sparsity, self.format)

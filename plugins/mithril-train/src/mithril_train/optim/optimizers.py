@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, get_type_hints
 
-from mithril.backend import CheckedType, Least, is_ours, matches, mismatch as misfit, require_match
+from mithril.backend import CheckedType, Least, covers, is_ours, mismatch as misfit, require_match
 from mithril.graph import OptionError, TensorType, closest, float32
 from mithril.ops import abs, exp, expm1, log, matmul, maximum, mean, minimum, rsqrt, sign, sqrt, unsqueeze, where
 from mithril_train.optim.schedules import Schedule, as_schedule
@@ -78,7 +78,7 @@ class Optimizer(metaclass=CheckedType):
 
     def group_of(self, name: str) -> str:
         """Return the pattern of a parameter's group, or an empty string."""
-        return next((pattern for pattern in self.groups if matches(name, pattern)), "")
+        return next((pattern for pattern in self.groups if covers(pattern, name)), "")
 
     def in_group(self, pattern: str) -> Optimizer:
         """Return the optimizer with the settings of one group."""
@@ -106,7 +106,7 @@ class Optimizer(metaclass=CheckedType):
         for pattern in self.groups:
             require_match("groups", "parameter", pattern, parameters)
             if all(self.group_of(name) != pattern for name in parameters):
-                group = next(self.group_of(n) for n in parameters if matches(n, pattern))
+                group = next(self.group_of(n) for n in parameters if covers(pattern, n))
                 raise OptionError(
                     f"'{pattern}' in groups has no effect: all of its parameters are in the group '{group}' before it",
                     hint=f"write '{pattern}' before '{group}': the first pattern that matches counts",

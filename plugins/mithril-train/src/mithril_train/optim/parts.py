@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mithril.backend import matches, require_match
+from mithril.backend import covers, require_match
 from mithril.graph import OptionError
 from mithril_train.optim.optimizers import Optimizer
 
@@ -30,7 +30,7 @@ class Parts(Optimizer):
                 )
 
     def _part_of(self, name: str) -> str:
-        return next((pattern for pattern in self.optimizers if matches(name, pattern)), "")
+        return next((pattern for pattern in self.optimizers if covers(pattern, name)), "")
 
     def _group(self, group: str) -> tuple[str, str]:
         """Return the pattern of the optimizer and its group."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mithril import ops
-from mithril.backend import matches
+from mithril.backend import covers
 from mithril.compiler import ADDED_LOSS
 from mithril.graph import GradientError, Graph, OptionError, Value, float32, shape_text, unknown
 from mithril_train.step.loss_binding import SAMPLE_WEIGHT, ScalarFunction
@@ -102,7 +102,7 @@ def regularization(config: StepConfig, traced: Graph) -> Value | None:
     total: Any = None
     for pattern, penalty in config.regularizers.items():
         for i in traced.with_role("param"):
-            if not matches(i.name, pattern) or not i.type.dtype.is_float:
+            if not covers(pattern, i.name) or not i.type.dtype.is_float:
                 continue
             value = i.value if i.type.dtype.bits >= 32 else ops.cast(i.value, dtype=float32)
             one = penalty(value)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mithril import Graph, Node, OptionError, Value, ops
-from mithril.backend import matches
+from mithril.backend import covers
 from mithril.passes import PassContext
 
 TAG = "quantized"
@@ -41,7 +41,7 @@ class Grid:
         return grid
 
     def keeps(self, path: str) -> bool:
-        return any(matches(path, pattern) for pattern in self.keep)
+        return any(covers(pattern, path) for pattern in self.keep)
 
 
 def quantization_aware(graph: Graph, context: PassContext) -> Graph:

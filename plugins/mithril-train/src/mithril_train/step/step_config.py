@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.backend import matches, require_match
+from mithril.backend import covers, require_match
 from mithril.graph import OptionError, unknown
 from mithril_train.optim.optimizers import Optimizer
 from mithril_train.optim.parts import Parts
@@ -117,4 +117,4 @@ class StepConfig:
         return {}
 
     def trains(self, name: str) -> bool:
-        return not any(matches(name, pattern) for pattern in self.frozen)
+        return not any(covers(pattern, name) for pattern in self.frozen)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.backend import CheckedType, matches
+from mithril.backend import CheckedType, covers
 from mithril.graph import Builder, Graph, OptionError, Output, Value, float32, int32, result, unknown
 from mithril_train.step.step import (
     FINITE,
@@ -89,7 +89,7 @@ class TrainStep(metaclass=CheckedType):
         """
         step = self._shared
         loss, pattern = loss or self._loss, wrt or self._pattern
-        names = tuple(n for n in self.trained if matches(n, pattern))
+        names = tuple(n for n in self.trained if covers(pattern, n))
         if not names:
             message, facts, hint = unknown("parameter", pattern, self.trained)
             raise OptionError(f"train_step: {message}", facts=facts, hint=hint)
