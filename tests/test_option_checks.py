@@ -156,6 +156,6 @@ def test_keep_covers_the_layers_inside(option):
         compiled = ml.compile(Nested(), "numpy", shapes={"input": [8, 32]}, **mode).bind(params)
         return compiled.evaluate({"input": x}, training=option == "quantization_aware")["output"]
 
-    inside = result(["body"])
-    assert np.array_equal(inside, result(["body.0", "body.2"]))
-    assert not np.array_equal(inside, result([]))
+    covered = result(["body"])
+    assert np.array_equal(covered, result(["body.0", "body.2"]))
+    assert not np.array_equal(covered, result([]))

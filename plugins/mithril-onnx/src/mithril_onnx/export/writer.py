@@ -44,7 +44,7 @@ class Writer:
         if outer is None:
             self.prologue: list[Any] = []  # nodes that compute sizes
             self.initializers: list[Any] = []
-            self.constants: dict[Any, tuple[str, Any]] = {}  # name, and the array: its id stands for one that lives
+            self.constants: dict[Any, tuple[str, Any]] = {}  # name, and the array, whose id is the key
             self.sizes: dict[Any, str] = {}
             self.symbols: dict[str, tuple[str, int]] = {}  # symbol -> input and axis
 
