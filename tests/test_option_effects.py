@@ -257,6 +257,7 @@ ELSEWHERE = {
     "profile_output": "tests/test_promises.py",
     "quantization": "plugins/mithril-passes/tests/test_static_quantization.py",
     "quantization_aware": "plugins/mithril-train/tests/test_quantization.py",
+    "scan_layers": "plugins/mithril-jax/tests/test_scanned_layers.py",
     "semantics": "tests/test_native_semantics.py",
     "shapes": "tests/compiled",
     "static_shapes": "mithril-core/tests",

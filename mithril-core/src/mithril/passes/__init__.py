@@ -8,6 +8,7 @@ HOMES = {
     "matching": ("Match",),
     "numeric": ("random_arguments",),
     "order": ("sort_passes", "parse_pipeline", "pipeline_text"),
+    "repeats": ("Repeats", "repeated_segments"),
     "rules": ("Explanation", "Rule", "RuleSet", "rewrite", "rule"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

@@ -57,6 +57,7 @@ from mithril_jax.lowering import (
     with_unroll,
 )
 from mithril_jax.mesh import mesh_execution, own_sums, pipeline_parallel
+from mithril_jax.scanned_layers import with_scanned_layers
 
 native_table = table.extend()
 DIFFERENT: Registry[str] = Registry(
@@ -305,6 +306,8 @@ class JaxBackend(SourceBackend):
         self, graph: Graph, options: BuildOptions, axes: Mapping[str, int], specs: Mapping[str, Any]
     ) -> SourceExecutable:
         """Build one program for all stages of a pipeline."""
+        if options.settings["scan_layers"]:
+            options.decisions.record("ignored", "scan_layers=True: the layers of a pipeline are divided into stages")
 
         def build_task(task: Graph) -> tuple[str, Forward]:
             task = self.decomposed(task, options)  # gradients of stages contain composites
@@ -333,7 +336,7 @@ class JaxBackend(SourceBackend):
             return None
         local, sums = division
         part = with_stored_operands(self.decomposed(local.graph, options), OWN_COMPARISONS)
-        source = Source(*SourceBackend.generate(self, part, options))
+        source = Source(*SourceBackend.generate(self, self._scanned(part, options), options))
         forward = own_sums.ByDevice(local, sums, self.loaded(source))
         executable = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
         executable.differentiated = True  # the generated function alone is not the program
@@ -363,7 +366,11 @@ class JaxBackend(SourceBackend):
         return with_precision(forward, read(options or BuildOptions(), self.jax_device.platform).precision)
 
     def generate(self, graph: Graph, options: BuildOptions, gradients: bool = False) -> tuple[str, Mapping[str, Any]]:
-        return super().generate(self.constrained(graph, options), options, gradients)
+        return super().generate(self._scanned(self.constrained(graph, options), options), options, gradients)
+
+    def _scanned(self, graph: Graph, options: BuildOptions) -> Graph:
+        """Return the graph with equal layers as loops, if the option ``scan_layers`` requests it."""
+        return with_scanned_layers(graph, options.decisions) if options.settings["scan_layers"] else graph
 
     def constrained(self, graph: Graph, options: BuildOptions) -> Graph:
         """Return the graph with the shardings of its activations as operations, if parameters are fully sharded."""

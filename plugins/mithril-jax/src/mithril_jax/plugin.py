@@ -71,6 +71,13 @@ def mithril_options() -> Sequence[Option]:
             backends=("jax",),
         ),
         Option(
+            "scan_layers",
+            bool,
+            False,
+            "Compile equal layers that follow each other once, as a loop over their stacked parameters.",
+            backends=("jax",),
+        ),
+        Option(
             "vectorize",
             bool,
             False,
