@@ -14,11 +14,11 @@ Numbers = np.ndarray[Any, Any]
 
 
 class Repeats(NamedTuple):
-    """``count`` segments of ``length`` nodes from position ``start``, of equal operations, attributes and types."""
+    """Segments of ``length`` nodes each from position ``start``, of equal operations, attributes and types."""
 
     start: int
     length: int
-    count: int
+    segments: int
 
 
 def repeated_segments(nodes: Sequence[Node], smallest: int) -> list[Repeats]:
