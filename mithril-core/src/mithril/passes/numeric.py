@@ -49,7 +49,8 @@ def random_arguments(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, A
     rng = np.random.default_rng(seed)
     sizes = {}
     for k, s in enumerate(symbols(*(d for i in graph.inputs for d in i.type.shape))):
-        sizes[s.name] = min(max(s.low, 2 + k), s.high if s.high is not None else 2 + k)
+        size = max(s.low, 2 + k)
+        sizes[s.name] = size if s.high is None else min(size, s.high)
     out = {}
     for i in graph.arguments:
         shape = tuple(int(substitute(d, sizes)) for d in i.type.shape)
