@@ -148,16 +148,22 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+ERRORS = pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+
+
+@ERRORS
 @pytest.mark.parametrize("event", CALLS)
 def test_every_callback(tmp_path, reference, event, error):
+    strike_callback(tmp_path, reference, event, error)
+
+
+def strike_callback(folder, reference, event, error, backend="numpy"):
     for number in CALLS[event]:
-        folder = tmp_path / str(number)
-        subject = fresh(folder, Strike(event, number, error))
+        subject = fresh(folder / str(number), Strike(event, number, error), backend)
         with pytest.raises(error):
             fit(subject, EPOCHS)
         if number == CALLS[event][-1]:
-            resumed = fresh(folder)
+            resumed = fresh(folder / str(number), backend=backend)
             complete(resumed, resume="auto")
             same(resumed, reference)
         complete(subject)
@@ -165,13 +171,17 @@ def test_every_callback(tmp_path, reference, event, error):
         assert subject.callbacks[1].numbers == [1, 2, 3]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@ERRORS
 def test_random_lines(tmp_path, reference, error):
-    counted = fresh(tmp_path / "counted")
+    strike_lines(tmp_path, reference, error, 50)
+
+
+def strike_lines(folder, reference, error, count, backend="numpy"):
+    counted = fresh(folder / "counted", backend=backend)
     lines = struck(counted, Lines(counted))
     same(counted, reference)
-    for number in random.Random(error.__name__).sample(range(1, lines.count), 50):
-        subject = fresh(tmp_path / str(number))
+    for number in random.Random(error.__name__).sample(range(1, lines.count), count):
+        subject = fresh(folder / str(number), backend=backend)
         struck(subject, Lines(subject, number, error))
         complete(subject)
         same(subject, reference)
@@ -188,16 +198,32 @@ def struck(subject, lines):
     return lines
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax"])
-def test_other_engines(tmp_path, usable, backend):
-    usable(backend)
-    expected = fresh(tmp_path / "expected", backend=backend)
-    lines = struck(expected, Lines(expected))
-    for number in random.Random(backend).sample(range(1, lines.count), 5):
-        subject = fresh(tmp_path / str(number), backend=backend)
-        struck(subject, Lines(subject, number, KeyboardInterrupt))
-        complete(subject)
-        same(subject, expected)
+@pytest.fixture
+def other(tmp_path, usable, request):
+    """Return the name of a backend, and an undisturbed run on it."""
+    usable(request.param)
+    subject = fresh(tmp_path / "undisturbed", backend=request.param)
+    fit(subject, EPOCHS)
+    return request.param, subject
+
+
+ENGINES = pytest.mark.parametrize("other", ["torch", "jax"], indirect=True)
+
+
+@ENGINES
+def test_other_engines(tmp_path, other):
+    backend, undisturbed = other
+    strike_lines(tmp_path, undisturbed, KeyboardInterrupt, 5, backend)
+
+
+@pytest.mark.soak
+@ERRORS
+@ENGINES
+def test_every_place_on_other_engines(tmp_path, other, error):
+    backend, undisturbed = other
+    strike_lines(tmp_path, undisturbed, error, 50, backend)
+    for event in CALLS:
+        strike_callback(tmp_path / event, undisturbed, event, error, backend)
 
 
 def test_training_continues_after_a_step_that_was_not_finite():
