@@ -147,7 +147,7 @@ def readers(root: Path):
     hostile.zipped(root / "c.keras", {"config.json": json.dumps(lambda_layer).encode(), "model.weights.h5": b""})
     for name in "abc":
         yield f"keras {name}", lambda n=name: ml.from_keras(root / f"{n}.keras")
-    for content in (b"", b"ML\xefR" + bytes(100), f"module {{ {MARK} }}".encode(), b"(" * 50_000):
+    for content in (b"", b"ML\xefR" + bytes(100), f"module {{ {MARK} }}".encode(), b"(" * 50_000, b"=" * 200_000):
         path = file("m.stablehlo", content)
         yield f"stablehlo {content[:9]!r}", lambda p=path, c=content: (p.write_bytes(c), ml.load(p, backend="jax"))
 

@@ -32,6 +32,21 @@ def model(nodes, inputs=("x",), outputs=("y",), initializers=(), **options):
     return h.make_model(graph, opset_imports=[h.make_opsetid("", 20)], **options)
 
 
+def test_memory_of_messages_is_counted_before_they_are_made():
+    """Nodes of few bytes need hundreds of bytes each; a file whose tensors are as large may have them."""
+    nodes = [h.make_node("Relu", ["x"], ["y"])] * 90_000
+    content = model(nodes).SerializeToString()
+    with pytest.raises(ml.InputError) as raised:
+        ml.from_onnx(content)
+    needed = 90_000 * (900 + 3 * 24)
+    assert str(raised.value).startswith("the graph of the ONNX model needs ")
+    assert needed < int(str(raised.value).split()[7].replace(",", "")) < 1.01 * needed
+    weight = onnx.TensorProto(name="w", data_type=1, dims=[1 << 22], raw_data=bytes(4 << 22))
+    ml.from_onnx(model(nodes, initializers=[weight]).SerializeToString())
+    with ml.reader_limits(room=100 << 20):
+        ml.from_onnx(content)
+
+
 def test_a_cycle():
     nodes = [h.make_node("Add", ["x", "b"], ["a"]), h.make_node("Relu", ["a"], ["b"]), h.make_node("Abs", ["a"], ["y"])]
     with pytest.raises(ml.InputError, match="refers to 'b', which no earlier node produces"):

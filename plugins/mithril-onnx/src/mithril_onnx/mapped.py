@@ -14,7 +14,7 @@ GRAPH, INITIALIZER = 7, 5  # fields of a model and of a graph
 NAME, RAW_DATA = 8, 9  # fields of a tensor
 
 
-class _IrregularError(Exception):
+class IrregularError(Exception):
     """The bytes are for protobuf to judge."""
 
 
@@ -31,12 +31,12 @@ def without_large_tensors(path: str) -> tuple[bytes, dict[str, Array]]:
     tensors: dict[str, Array] = {}
     try:
         return b"".join(_model(data, tensors, set())), tensors
-    except (_IrregularError, UnicodeDecodeError):
+    except (IrregularError, UnicodeDecodeError):
         return data.tobytes(), {}
 
 
 def _model(data: Array, tensors: dict[str, Array], names: set[str]) -> Iterator[bytes]:
-    for number, start, body, end in _fields(data, 0, data.size):
+    for number, start, body, end in fields(data, 0, data.size):
         if number != GRAPH:
             yield data[start:end].tobytes()
             continue
@@ -45,7 +45,7 @@ def _model(data: Array, tensors: dict[str, Array], names: set[str]) -> Iterator[
 
 
 def _graph(data: Array, start: int, end: int, tensors: dict[str, Array], names: set[str]) -> Iterator[bytes]:
-    for number, begin, body, after in _fields(data, start, end):
+    for number, begin, body, after in fields(data, start, end):
         name, places = _tensor(data, body, after) if number == INITIALIZER else ("", [])
         is_first = name not in names
         names.add(name)
@@ -61,7 +61,7 @@ def _graph(data: Array, start: int, end: int, tensors: dict[str, Array], names: 
 def _tensor(data: Array, start: int, end: int) -> tuple[str, list[tuple[int, int, int]]]:
     """Return the name of a tensor and the places of its bytes: the field's, their own, and the end."""
     name, places = "", []
-    for number, begin, body, after in _fields(data, start, end):
+    for number, begin, body, after in fields(data, start, end):
         if number == NAME:
             name = data[body:after].tobytes().decode("utf-8")
         elif number == RAW_DATA:
@@ -69,7 +69,7 @@ def _tensor(data: Array, start: int, end: int) -> tuple[str, list[tuple[int, int
     return name, places
 
 
-def _fields(data: Array, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def fields(data: Array | bytes, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield the number of each field, its start, the start of its content, and its end."""
     while position < end:
         start = position
@@ -82,25 +82,25 @@ def _fields(data: Array, position: int, end: int) -> Iterator[tuple[int, int, in
         elif kind == VARINT:
             size = _number(data, position, end)[1] - position
         else:
-            raise _IrregularError
+            raise IrregularError
         if size > end - position:
-            raise _IrregularError
+            raise IrregularError
         yield key >> 3, start, position, position + size
         position += size
 
 
-def _number(data: Array, position: int, end: int) -> tuple[int, int]:
+def _number(data: Array | bytes, position: int, end: int) -> tuple[int, int]:
     """Return the number at a place, in groups of seven bits, and the place after it."""
     value = 0
     for k in range(10):
         if position >= end:
-            raise _IrregularError
+            raise IrregularError
         byte = int(data[position])
         position += 1
         value |= (byte & 127) << (7 * k)
         if byte < 128:
             return value, position
-    raise _IrregularError
+    raise IrregularError
 
 
 def _key(number: int) -> bytes:

@@ -16,7 +16,8 @@ from google.protobuf.message import DecodeError
 
 from mithril.graph import Dim, InputError, MithrilError, Size, UnsupportedError, check_memory, parse_dim
 from mithril.system import files
-from mithril_onnx.mapped import without_large_tensors
+from mithril_onnx.mapped import IrregularError, without_large_tensors
+from mithril_onnx.message_memory import check_messages
 from mithril_onnx.table import canonical_domain
 from mithril_onnx.tensors import dtype_of_code, to_array
 
@@ -90,7 +91,7 @@ def read(source: Any) -> OnnxFile:
     if isinstance(source, onnx.ModelProto):
         return OnnxFile(source, None, source.graph.name or "model")
     if isinstance(source, bytes):
-        return OnnxFile(_parsed(source, "the ONNX model"), None, "model")
+        return OnnxFile(_parsed(source, len(source), "the ONNX model"), None, "model")
     if not isinstance(source, (str, os.PathLike)):
         raise InputError(
             f"an ONNX model cannot be a {type(source).__name__}", facts=["accepted: a path, bytes, an onnx.ModelProto"]
@@ -100,14 +101,17 @@ def read(source: Any) -> OnnxFile:
         raise InputError(f"there is no file '{path}'")
     content, mapped = without_large_tensors(path)
     folder, name = os.path.split(os.path.abspath(path))
-    return OnnxFile(_parsed(content, f"'{path}'"), folder, name, mapped)
+    return OnnxFile(_parsed(content, os.path.getsize(path), f"'{path}'"), folder, name, mapped)
 
 
-def _parsed(content: bytes, description: str) -> Any:
+def _parsed(content: bytes, size: int, description: str) -> Any:
     proto = onnx.ModelProto()
     try:
+        check_messages(content, size, description)
         proto.ParseFromString(content)
-    except (DecodeError, ValueError, RecursionError, UnicodeDecodeError) as cause:
+    except InputError:
+        raise
+    except (DecodeError, IrregularError, ValueError, RecursionError, UnicodeDecodeError) as cause:
         raise InputError(
             f"{description} is not an ONNX file, or is damaged", facts=[f"{type(cause).__name__}: {cause}"]
         ) from None

@@ -26,6 +26,7 @@ from mithril.graph import (
     Origin,
     ShapeError,
     UnsupportedError,
+    check_memory,
     is_static,
 )
 from mithril.models import IOKey, Layer, Model
@@ -39,6 +40,7 @@ MISTAKES = (TypeError, ValueError, IndexError, KeyError, AttributeError, Arithme
 BYTECODE = b"ML\xefR"  # the first bytes of a portable artifact, such as those of jax.export
 PLUGINS = "mithril.plugins"  # attribute of the module
 DEEPEST = 100  # calls inside calls
+OPERATION = 512  # bytes of memory for each parsed operation
 
 
 def from_stablehlo(source: Any, *, params: Mapping[str, Any] | None = None) -> Model:
@@ -103,8 +105,12 @@ class Program:
     def __init__(self, content: str | bytes) -> None:
         self.digest = hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
         context = mlir.make_ir_context()
+        is_binary = isinstance(content, bytes) and content.startswith(BYTECODE)
+        if not is_binary:
+            count = content.count("=") if isinstance(content, str) else content.count(b"=")
+            check_memory(OPERATION * count, len(content), "the program of StableHLO")
         try:
-            if isinstance(content, bytes) and content.startswith(BYTECODE):
+            if is_binary:
                 self.module = dialect.deserialize_portable_artifact(context, content)
             else:
                 self.module = ir.Module.parse(content, context)

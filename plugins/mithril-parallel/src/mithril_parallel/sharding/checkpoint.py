@@ -35,6 +35,7 @@ from mithril_parallel.sharding.storage import (
     damaged,
     folder_of,
     library,
+    parsed,
     read_bytes,
     write_bytes,
 )
@@ -364,7 +365,8 @@ class Reader:
         if zlib.crc32(text) != crc:
             raise DamagedError(f"'{self.folder}/{name}' is damaged", facts=["the checksum of its header is wrong"])
         with damaged(f"{self.folder}/{name}"):
-            for tensor, entry in json.loads(json.loads(text)["__metadata__"]["index"]).items():
+            index = parsed(text, "its header")["__metadata__"]["index"]
+            for tensor, entry in parsed(index, "its index").items():
                 shape, dtype = _sizes(entry["shape"]), _dtype(entry["dtype"])
                 old = self.tensors.get(tensor, PartedTensor(tensor, shape, dtype, ()))
                 starts = {part.start for part in old.parts}  # processes of one node may have written the same part
@@ -437,7 +439,7 @@ def read_commit(folder: Folder) -> dict[str, Any]:
         state = "a save that did not finish" if any(map(is_part, folder.names())) else "no parts"
         raise DamagedError(f"'{folder}' does not contain a complete checkpoint", facts=[f"it contains {state}"])
     with damaged(f"{folder}/{COMMIT}"):
-        commit: dict[str, Any] = json.loads(read_bytes(folder, COMMIT))
+        commit: dict[str, Any] = parsed(read_bytes(folder, COMMIT), "its content")
         if commit.get("format") != FORMAT:
             raise InputError(f"'{folder}' has the format {commit.get('format')!r:.100}, expected {FORMAT!r}")
         parts, library = commit["parts"], commit.get("library")

@@ -21,7 +21,7 @@ import numpy as np
 from mithril.graph import UnsupportedError, dtype as as_dtype
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.dcp_metadata import Record, read_records
-from mithril_parallel.sharding.storage import Folder, damaged, folder_of, library, read_bytes
+from mithril_parallel.sharding.storage import Folder, damaged, folder_of, library, parsed, read_bytes
 from mithril_parallel.sharding.tensor_parts import Array, Latest, Part, PartedTensor, checksum, part_key
 
 MODULES = ("", ".metadata", ".planner", ".default_planner", ".storage", ".filesystem")
@@ -152,7 +152,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, PartedTensor], dict[st
             for name, entry in entries.items()
             if entry.kind == "TensorStorageMetadata"
         }
-        progress = json.loads(_load(folder, places[METADATA, None])) if METADATA in entries else {}
+        progress = parsed(_load(folder, places[METADATA, None]), "its metadata") if METADATA in entries else {}
     return tensors, progress
 
 

@@ -5,7 +5,6 @@ Reading needs neither JAX devices nor complete arrays, so that programs of PyTor
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import warnings
@@ -18,7 +17,7 @@ from typing import Any
 from mithril.graph import UnsupportedError, check_memory
 from mithril.system import files
 from mithril_parallel.processes import World
-from mithril_parallel.sharding.storage import LocalFolder, damaged, folder_of, library, read_bytes
+from mithril_parallel.sharding.storage import LocalFolder, damaged, folder_of, library, parsed, read_bytes
 from mithril_parallel.sharding.tensor_parts import Array, Latest, Part, PartedTensor, checksum, local_parts, part_key
 from mithril_parallel.sharding.zarr_format import ARRAYS, METADATA, Chunks, region
 
@@ -81,9 +80,9 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, PartedTensor], dict[st
     root, metadata = folder_of(path), {}
     with damaged(root):
         if root.exists(METADATA):
-            metadata = json.loads(read_bytes(root / METADATA, "metadata"))
+            metadata = parsed(read_bytes(root / METADATA, "metadata"), "its metadata")
         folder = root / ARRAYS if root.exists(ARRAYS) else root
-        contents = json.loads(read_bytes(folder, "_METADATA"))
+        contents = parsed(read_bytes(folder, "_METADATA"), "its list of arrays")
         names = [
             ".".join(str(key["key"]) for key in entry["key_metadata"])
             for entry in contents["tree_metadata"].values()

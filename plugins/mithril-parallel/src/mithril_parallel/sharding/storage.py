@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from mithril.graph import BackendError, InputError, MithrilError, PluginError
+from mithril.graph import BackendError, InputError, MithrilError, PluginError, parsed_json
 from mithril.system import files
 
 PathLike = str | os.PathLike[str]
@@ -37,6 +37,16 @@ def damaged(path: object) -> Iterator[None]:
         raise DamagedError(
             f"'{path}' is damaged", facts=[f"{type(error).__name__}: {error}".partition("\n")[0][:300]], hint=hint
         ) from error
+
+
+def parsed(content: bytes | str, description: str) -> Any:
+    """Parse JSON within ``damaged``: malformed text is damage, and one that needs much memory is refused."""
+    try:
+        return parsed_json(content, description)
+    except InputError as error:
+        if error.hint is None:
+            raise ValueError(error.what) from None
+        raise
 
 
 def library(name: str, package: str) -> Any:

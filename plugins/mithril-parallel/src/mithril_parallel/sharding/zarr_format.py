@@ -16,7 +16,7 @@ from typing import Any
 
 from mithril.graph import InputError, UnsupportedError
 from mithril_parallel.processes import World
-from mithril_parallel.sharding.storage import Folder, damaged, library, read_bytes, write_bytes
+from mithril_parallel.sharding.storage import Folder, damaged, library, parsed, read_bytes, write_bytes
 from mithril_parallel.sharding.tensor_parts import Array, Part, PartedTensor, checksum, part_key
 
 METADATA = "mithril"  # name of the item with the progress of training
@@ -139,7 +139,7 @@ class Chunks:
     def __init__(self, folder: Folder, name: str, *, omits_fill: bool) -> None:
         self.folder, self.name, self.omits_fill = folder, name, omits_fill
         self.header = read_bytes(folder, f"{name}/{HEADER}")
-        array, entries = self._open({}), json.loads(self.header)
+        array, entries = self._open({}), parsed(self.header, "its header")
         self.shape, self.chunk, self.dtype = array.shape, tuple(entries["chunks"]), array.dtype.numpy_dtype
         self.separator: str = entries.get("dimension_separator", ".")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mithril.backend import CheckedType
-from mithril.graph import InputError
+from mithril.graph import InputError, parsed_json
 from mithril.system import files
 
 Range = tuple[float, float]
@@ -56,7 +56,7 @@ class Ranges(metaclass=CheckedType):
         """Read the JSON that ``save`` writes."""
         try:
             with open(path, encoding="utf-8") as file:
-                content = json.load(file)
+                content = parsed_json(file.read(), "the content")
             values = {str(name): (float(low), float(high)) for name, (low, high) in content["values"].items()}
             return Ranges(
                 values,

@@ -18,7 +18,7 @@ from mithril.graph import InputError
 from mithril.system import files
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.checkpoint import COMMIT, Reader, read_commit
-from mithril_parallel.sharding.storage import DamagedError, LocalFolder, folder_of
+from mithril_parallel.sharding.storage import DamagedError, LocalFolder, folder_of, parsed
 from mithril_parallel.sharding.tensor_parts import PartedTensor
 
 FORMAT = "mithril-training-1"
@@ -71,10 +71,10 @@ def read(path: str | os.PathLike[str]) -> tuple[Tensors, dict[str, Any]]:
             facts=[f"its format is {header.get('format', 'not said')}, expected {FORMAT}"],
             hint="compiled.load(path) reads files of parameters alone",
         )
-    for name, checksum in json.loads(header.get("checksums", "{}")).items():
+    for name, checksum in parsed(header.get("checksums", "{}"), "the checksums").items():
         if zlib.crc32(tensors[name].tobytes()) != checksum:
             raise DamagedError(f"'{text}' is damaged", facts=[f"the checksum of '{name}' is wrong"])
-    return tensors, json.loads(header["about"])
+    return tensors, parsed(header["about"], "the progress")
 
 
 def verify(path: str, world: World) -> None:
