@@ -263,7 +263,10 @@ def split(x, *, sizes: Shape, axis: Axis = 0):
         start = start + size
     total = x.shape[axis]
     if equal(start, total) is False:
-        raise ShapeError(f"split sizes {list(sizes)} add up to {start}, but axis {axis} has {total}")
+        raise ShapeError(
+            f"split sizes {list(sizes)} add up to {start}, but axis {axis} has {total}",
+            hint="write the size of each part: sizes=(2, 2) for two halves of 4",
+        )
     if equal(start, total) is None:
         assume(start, "==", total, f"the sizes of a split add up to that of axis {axis}")
     return tuple(parts)
