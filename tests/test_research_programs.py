@@ -1,4 +1,4 @@
-"""Ten programs of research, in the style of their authors: each trains the same on every engine, and its export agrees."""
+"""Ten programs of research: each trains the same on every engine, and its export agrees."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Quantized(Layer):
         z = Linear(4, name="encoder")(x)
         codes = self.param("codes", (8, 4), "normal(std=0.5)")
         distance = ops.sum(ops.square(z[:, None] - codes[None]), -1)
-        near = ops.take(codes, ops.argmin(distance, -1), 0)
-        decoded = Linear(x.shape[-1], name="decoder")(z + ops.stop_gradient(near - z))
+        nearest = ops.take(codes, ops.argmin(distance, -1), 0)
+        decoded = Linear(x.shape[-1], name="decoder")(z + ops.stop_gradient(nearest - z))
         commitment = ops.mean(ops.square(ops.stop_gradient(near) - z)) + ops.mean(
             ops.square(near - ops.stop_gradient(z))
         )
@@ -192,7 +192,7 @@ def program(request):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_programs_train_alike(program, engine):
+def test_programs_train_equally(program, engine):
     kind, data, losses, _ = program
     np.testing.assert_allclose(trained(kind, data, engine)[0], losses, rtol=2e-4, atol=1e-5)
 
