@@ -50,10 +50,9 @@ class Quantized(Layer):
         distance = ops.sum(ops.square(z[:, None] - codes[None]), -1)
         nearest = ops.take(codes, ops.argmin(distance, -1), 0)
         decoded = Linear(x.shape[-1], name="decoder")(z + ops.stop_gradient(nearest - z))
-        commitment = ops.mean(ops.square(ops.stop_gradient(near) - z)) + ops.mean(
-            ops.square(near - ops.stop_gradient(z))
-        )
-        return ops.mean(ops.square(decoded - x)) + 0.25 * commitment
+        commitment = ops.mean(ops.square(ops.stop_gradient(nearest) - z))
+        movement = ops.mean(ops.square(nearest - ops.stop_gradient(z)))
+        return ops.mean(ops.square(decoded - x)) + movement + 0.25 * commitment
 
 
 class Graph(Layer):
