@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from tflite_files import Model, Table, interpreted
+from tflite_networks import keyword_network
 
 import mithril as ml
 from mithril_lora import LoRA
@@ -257,3 +258,14 @@ def test_unsupported_operators_are_listed_together():
         "  custom operator 'Detect', 2 times, first: operator 1 'b' (code that is not in the file)\n"
         "hint: ml.from_tflite(path, outputs=[...]) stops before them, at tensors of these names"
     )
+
+
+def test_networks_of_bytes_are_transposed_once():
+    """Between quantized layers there is no transpose, which would hide their products from kernels for bytes."""
+    file, _ = keyword_network()
+    graph = ml.compile(ml.from_tflite(file.bytes()), "numpy", inference=True).graph
+    constants = {i.value for i in graph.inputs if i.role == "constant"}
+    transposed = [n for n in graph.nodes if n.op.name == "transpose" and n.operands[0] not in constants]
+    assert len(transposed) <= 2
+    pairs = [n for n in graph.nodes if n.op.name == "conv"]
+    assert pairs and all(graph.producers[n.operands[k]].op.name == "dequantize" for n in pairs for k in (0, 1))

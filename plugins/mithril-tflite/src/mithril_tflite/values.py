@@ -59,9 +59,32 @@ def real(x: Any, q: Quantization, dtype: DType) -> Value:
 
 def stored(y: Value, q: Quantization, dtype: DType) -> Value:
     """Return real numbers as a tensor stores them: rounded to quanta, halves to even, within its limits."""
+    node = _producer(y)
+    if node is not None and node.op is ops.transpose and q.is_single:  # the order that kernels for bytes recognize
+        numbers: Value = ops.transpose(stored(node.operands[0], q, dtype), perm=node.attributes["perm"])
+        return numbers
     scale, zero = _parameters(q, dtype)
     value: Value = ops.quantize(y, scale, zero, dtype=dtype, axis=None if q.is_single else q.axis)
     return value
+
+
+def transposed(x: Value, perm: Sequence[int]) -> Value:
+    """Return x with its axes in another order, and stored numbers before they become real."""
+    node = _producer(x)
+    result: Value
+    if node is None or node.op is not ops.dequantize:
+        result = ops.transpose(x, perm=tuple(perm))
+        return result
+    numbers, *scale_and_zero = node.operands
+    axis = node.attributes["axis"]
+    numbers = ops.transpose(numbers, perm=tuple(perm))
+    result = ops.dequantize(numbers, *scale_and_zero, axis=None if axis is None else tuple(perm).index(axis))
+    return result
+
+
+def _producer(x: Value) -> Any:
+    """Return the node of the current builder that computes x, or None."""
+    return next((n for n in reversed(Builder.current().nodes) if any(r is x for r in n.results)), None)
 
 
 def _parameters(q: Quantization, dtype: DType) -> tuple[Value, Value | None]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from mithril import ops
 from mithril.graph import OperationError, equal
+from mithril_tflite.operators.activations import activated
 from mithril_tflite.table import Sizes, Weight, operator
+from mithril_tflite.values import transposed
 
 SAME, VALID = 0, 1
 
 
 def first(x):
     """Return x with its channels, the last axis, behind the batch."""
-    return ops.transpose(x, perm=(0, x.ndim - 1, *range(1, x.ndim - 1)))
+    return transposed(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
 
 
-def last(y):
-    """Return y with its channels, the axis behind the batch, as the last axis."""
+def last(y, activation=0):
+    """Return y, after its activation, with its channels, the axis behind the batch, as the last axis."""
+    y = activated(y, activation) if activation else y
     return ops.transpose(y, perm=(0, *range(2, y.ndim), 1))
 
 
@@ -43,43 +46,54 @@ def paddings(sizes, kernel, strides, dilations, padding):
     return tuple(pairs)
 
 
-def _convolved(x, w, bias, padding, strides, dilations):
+def _convolved(x, w, bias, padding, strides, dilations, activation):
     """Convolve x, with channels last, by w [out, in, ...]; its sizes tell the number of groups."""
     pairs = paddings(x.shape[1:-1], w.shape[2:], strides, dilations, padding)
     groups = x.shape[-1] // w.shape[1]
     y = ops.conv(first(x), w, stride=strides, padding=pairs, dilation=dilations, groups=groups)
     y = y if bias is None else y + ops.reshape(bias, shape=(1, -1, *[1] * (y.ndim - 2)))
-    return last(y)
+    return last(y, activation)
 
 
 @operator
 def CONV_2D(
-    x, weight: Weight, bias: Weight = None, *, padding, stride_w, stride_h, dilation_w_factor, dilation_h_factor
+    x,
+    weight: Weight,
+    bias: Weight = None,
+    *,
+    padding,
+    stride_w,
+    stride_h,
+    dilation_w_factor,
+    dilation_h_factor,
+    activation,
 ):
-    return _convolved(x, first(weight), bias, padding, (stride_h, stride_w), (dilation_h_factor, dilation_w_factor))
+    return _convolved(
+        x, first(weight), bias, padding, (stride_h, stride_w), (dilation_h_factor, dilation_w_factor), activation
+    )
 
 
 @operator
 def DEPTHWISE_CONV_2D(
     x, weight: Weight, bias: Weight = None, *,
-    padding, stride_w, stride_h, depth_multiplier, dilation_w_factor, dilation_h_factor,
+    padding, stride_w, stride_h, depth_multiplier, dilation_w_factor, dilation_h_factor, activation,
 ):  # fmt: skip
-    w = ops.transpose(weight, perm=(3, 0, 1, 2))
-    return _convolved(x, w, bias, padding, (stride_h, stride_w), (dilation_h_factor, dilation_w_factor))
+    w = transposed(weight, (3, 0, 1, 2))
+    return _convolved(x, w, bias, padding, (stride_h, stride_w), (dilation_h_factor, dilation_w_factor), activation)
 
 
 @operator
 def CONV_3D(
     x, weight: Weight, bias: Weight = None, *,
-    padding, stride_d, stride_w, stride_h, dilation_d_factor, dilation_w_factor, dilation_h_factor,
+    padding, stride_d, stride_w, stride_h, dilation_d_factor, dilation_w_factor, dilation_h_factor, activation,
 ):  # fmt: skip
-    w = ops.transpose(weight, perm=(4, 3, 0, 1, 2))
+    w = transposed(weight, (4, 3, 0, 1, 2))
     strides, dilations = (stride_d, stride_h, stride_w), (dilation_d_factor, dilation_h_factor, dilation_w_factor)
-    return _convolved(x, w, bias, padding, strides, dilations)
+    return _convolved(x, w, bias, padding, strides, dilations, activation)
 
 
 @operator
-def TRANSPOSE_CONV(size: Sizes, weight: Weight, x, bias: Weight = None, *, padding, stride_w, stride_h):
+def TRANSPOSE_CONV(size: Sizes, weight: Weight, x, bias: Weight = None, *, padding, stride_w, stride_h, activation):
     strides, kernel, target = (stride_h, stride_w), weight.shape[1:3], size[1:3]
     complete = [(n - 1) * s + k for n, s, k in zip(x.shape[1:3], strides, kernel, strict=True)]
     pairs, extra = [], []
@@ -88,10 +102,10 @@ def TRANSPOSE_CONV(size: Sizes, weight: Weight, x, bias: Weight = None, *, paddi
         before = max(excess, 0) // 2 if padding == SAME else 0
         pairs.append((before, max(excess - before, 0)))
         extra.append(max(-excess, 0))
-    w = ops.transpose(weight, perm=(3, 0, 1, 2))  # [in, out, height, width]
+    w = transposed(weight, (3, 0, 1, 2))  # [in, out, height, width]
     y = ops.conv_transpose(first(x), w, stride=strides, padding=tuple(pairs), output_padding=tuple(extra))
     y = y if bias is None else y + ops.reshape(bias, shape=(1, -1, 1, 1))
-    return last(y)
+    return last(y, activation)
 
 
 @operator
