@@ -14,7 +14,7 @@ import tflite_networks as networks
 from tflite_files import interpreted
 
 
-@pytest.fixture(scope="module", params=["image", "keyword", "recurrent"])
+@pytest.fixture(scope="module", params=["keyword", "recurrent"])
 def network(request):
     pytest.importorskip("mithril_tflite")
     file, x = getattr(networks, f"{request.param}_network")()

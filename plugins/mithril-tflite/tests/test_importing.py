@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from tflite_files import Model, Table, interpreted
-from tflite_networks import keyword_network
+from tflite_networks import image_network, keyword_network
 
 import mithril as ml
 from mithril_lora import LoRA
@@ -269,3 +269,10 @@ def test_networks_of_bytes_are_transposed_once():
     assert len(transposed) <= 2
     pairs = [n for n in graph.nodes if n.op.name == "conv"]
     assert pairs and all(graph.producers[n.operands[k]].op.name == "dequantize" for n in pairs for k in (0, 1))
+
+
+def test_residual_networks_of_bytes():
+    file, x = image_network()
+    (y,) = run(ml.from_tflite(file.bytes()), x)
+    expected = interpreted(file, [x])[0]
+    assert np.ptp(expected) > 20 and np.abs(y.astype(int) - expected).max() <= 1
