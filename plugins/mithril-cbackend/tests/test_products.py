@@ -110,6 +110,13 @@ def test_threads_wait_for_each_other_once() -> None:
         assert tir.text(function.primfunc).count("T.parallel(") == 1
 
 
+def test_vectors_of_a_tile_are_one_loop() -> None:
+    """TVM's pass over loops of vectors takes as long for each as writing one."""
+    graph = graph_of(lambda x, w: maximum(x @ w, 0.0), {"x": random(24, 512), "w": random(512, 64)})
+    (function,) = programs.write(graph, BASE).functions.values()
+    assert tir.text(function.primfunc).count("T.vectorized(") <= 8
+
+
 def test_partial_sums_are_stored_in_the_result_or_separately() -> None:
     arrays = {"x": random(20, 300), "w": random(300, 70)}
     for function, extra in (

@@ -222,6 +222,10 @@ class Printer:
         """Whether a statement is one of ``Code.rarely``: both branches store the same named value."""
         return isinstance(s.else_case, n.BufferStore) and s.else_case.buffer.name in self.function.names
 
+    def is_store(self, s: Any) -> bool:
+        """Whether a statement stores an element, and does not name a value."""
+        return isinstance(s, n.BufferStore) and s.buffer.name not in self.function.names
+
     def rare(self, s: Any) -> None:
         usual, far = s.else_case, s.then_case
         name = usual.buffer.name
@@ -250,6 +254,10 @@ class Printer:
 
     def loop(self, s: Any) -> None:
         i = s.loop_var.name
+        if s.kind == t.VECTORIZED and isinstance(s.body, n.SeqStmt) and all(map(self.is_store, s.body.seq)):
+            for store in s.body.seq:  # compilers keep the vectors of each in registers
+                self.loop(n.For(s.loop_var, s.min, s.extent, s.kind, store, None, None))
+            return
         if s.kind == t.VECTORIZED and isinstance(s.body, n.BufferStore):
             vector_store = self.as_vector(s.body, s.loop_var, int(s.extent))
             if vector_store is not None:

@@ -290,8 +290,8 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
             pixel = tile * width
             total = code.alloc("total", rows * width, "float32")
             slots = [(r, v, (r * (width // lanes) + v) * lanes) for r in range(rows) for v in range(width // lanes)]
-            for _, _, slot in slots:
-                with reader.loop("j", lanes, t.VECTORIZED) as j:
+            with reader.loop("j", lanes, t.VECTORIZED) as j:
+                for _, _, slot in slots:
                     code.store(total, j + slot, t.const(0, "float32"))
             with reader.loop("c", inner) as c:
                 image_start = first + c * layout.channel + pixel
@@ -304,15 +304,15 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
                         if not ordered:
                             code.prefetch(kernels, tap_start + PREFETCH)
                         factors = [code.let(t.load(kernels, tap_start + r), "w") for r in range(rows)]
-                        for r, v, slot in slots:
-                            with reader.loop("j", lanes, t.VECTORIZED) as j:
+                        with reader.loop("j", lanes, t.VECTORIZED) as j:
+                            for r, v, slot in slots:
                                 pixel_offset = image_start + offset + (j + v * lanes)
                                 product = factors[r] * t.load(padded, pixel_offset)
                                 accumulator = j + slot
                                 code.store(total, accumulator, t.load(total, accumulator) + product)
-            for r, v, slot in slots:
-                row = begin + r * length
-                with reader.loop("j", lanes, t.VECTORIZED) as j:
+            with reader.loop("j", lanes, t.VECTORIZED) as j:
+                for r, v, slot in slots:
+                    row = begin + r * length
                     pixel_offset = row + pixel + (j + v * lanes)
                     code.store(tiles, pixel_offset, t.load(total, j + slot))
         _emit_block(frame, node, layout, image, block, rows, tiles, begin, length)

@@ -338,8 +338,8 @@ def multiply_tile(
     in_rows = epilogue and rows > 1 and typical(math.prod(inner)) >= LONG
 
     def clear() -> None:
-        for _, _, slot in cells:
-            with reader.loop("j", lanes, t.VECTORIZED) as j:
+        with reader.loop("j", lanes, t.VECTORIZED) as j:  # one loop: TVM's pass takes time for each
+            for _, _, slot in cells:
                 code.store(total, j + slot, t.const(0, kind.name))
 
     def each(action: Callable[[Any, Any, Any], None], vector: bool, in_rows: bool = False) -> None:
@@ -360,6 +360,14 @@ def multiply_tile(
             with reader.loop("j", size, t.VECTORIZED if vector and size == lanes else t.SERIAL) as j:
                 action(row + i, j + v * lanes, j + slot)
 
+    def copy(action: Callable[[Any, Any, Any], None]) -> None:
+        if not isinstance(width, int) or width % lanes:
+            each(action, True)
+            return
+        with reader.loop("j", lanes, t.VECTORIZED) as j:
+            for i, v, slot in cells:
+                action(row + i, j + v * lanes, j + slot)
+
     def resume(i: Any, j: Any, slot: Any) -> None:
         assert sums is not None
         code.store(total, slot, t.load(*sums.slot(i, j)))
@@ -372,20 +380,20 @@ def multiply_tile(
         results = total
         if in_rows:
             results = code.alloc("results", rows * vectors * lanes, kind.name)
-            for _, _, slot in cells:
-                with reader.loop("j", lanes, t.VECTORIZED) as j:
+            with reader.loop("j", lanes, t.VECTORIZED) as j:
+                for _, _, slot in cells:
                     code.store(results, j + slot, t.load(total, j + slot))
         each(lambda i, j, slot: emit(i, j, t.load(results, slot)), vector, in_rows)
 
     if sums is None or (width % lanes and sums.first is not True):
         clear()
     if sums is not None:
-        reader.either(sums.first, clear, lambda: each(resume, True))
+        reader.either(sums.first, clear, lambda: copy(resume))
     add_products(frame, row, rows, inner, left, packed_block, total, cells)
     if sums is None:
         finish()
     else:
-        reader.either(sums.last, finish, lambda: each(save, True))
+        reader.either(sums.last, finish, lambda: copy(save))
 
 
 def add_products(
@@ -409,8 +417,8 @@ def add_products(
             elements = [left(row + i, *k) for i in range(rows)]
         for v in range(len(cells) // rows if packed_block.constant else 0):
             code.prefetch(packed_block.buffer, packed_block.offset(reader.flat(k, inner), v * lanes + PREFETCH))
-        for i, v, slot in cells:
-            with reader.loop("j", lanes, t.VECTORIZED) as j:
+        with reader.loop("j", lanes, t.VECTORIZED) as j:
+            for i, v, slot in cells:
                 b = packed_block.element(reader.flat(k, inner), j + v * lanes)
                 offset = j + slot
                 product = mul(code, elements[i], b, packed_block.kind)
