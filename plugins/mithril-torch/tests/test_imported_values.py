@@ -44,6 +44,18 @@ def test_values_equal_those_of_pytorch(name):
     check({name: VALUES[name]}, INPUTS)
 
 
+class Best(nn.Module):
+    def forward(self, x):
+        return x.topk(2)[0] + x.topk(2, largest=False)[0]
+
+
+def test_topk_selects_without_sorting():
+    graph = ml.compile(ml.from_torch(Best(), (SPECIAL,)), "numpy", inference=True).graph
+    operations = [node.op.name for node in graph.nodes]
+    assert not {"sort", "argsort"} & {*operations}
+    assert "top_k" in operations
+
+
 class Sums(nn.Module):
     def __init__(self, function):
         super().__init__()

@@ -196,5 +196,20 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     axis = axis_of(x, dim)
     if not len(x.shape):
         return x, np.zeros((), np.int64)
-    positions = ops.split(in_order(x, axis, largest), sizes=(k, x.shape[axis] - k), axis=axis)[0]
+    positions = first_positions(x, k, axis, largest)
     return ops.take_along_axis(x, positions, axis=axis), cast(positions, "int64")
+
+
+def first_positions(x: Any, k: int, axis: int, largest: bool) -> Any:
+    """Return the first ``k`` positions of `in_order` by selections, which take less time than sorting all elements."""
+    is_float = "float" in str(x.dtype)
+    if not largest:
+        return ops.top_k(ops.neg(x) if is_float else ops.bitwise_not(x), k=k, axis=axis)[1]
+    numbers = ops.top_k(x, k=k, axis=axis)[1]
+    if not is_float or k == 0:
+        return numbers
+    is_nan = cast(ops.isnan(x), "int32")
+    count = ops.sum(is_nan, axis=(axis,), keepdims=True)
+    places = ops.sub(reshape(line(k, "int32"), [-1 if n == axis else 1 for n in range(len(x.shape))]), count)
+    after = ops.take_along_axis(numbers, ops.maximum(places, 0), axis=axis)
+    return ops.where(ops.less(places, 0), ops.top_k(is_nan, k=k, axis=axis)[1], after)
