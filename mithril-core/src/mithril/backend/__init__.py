@@ -38,6 +38,7 @@ HOMES = {
         *("in_place_updates", "lifetimes", "nbytes", "parse_bytes", "peak_bytes", "plan", "state_updates"),
     ),
     "numpy_blas": ("numpy_threads", "openblas"),
+    "program_by_sizes": ("ProgramBySizes",),
     "plugin_lowering": ("Label", "PluginLowering", "applicable", "lowering_error_context", "plugin_lowerings"),
     "source_backend": ("Forward", "SourceBackend", "SourceExecutable"),
     "sparse_weight": ("PairWeight", "SparseFormat", "SparseWeight", "check_format", "packed", "pruned_mask"),

@@ -66,9 +66,13 @@ class SourceExecutable:
 
 
 class SourceBackend(Backend):
-    """Base class of backends that generate Python. Subclasses set ``tables``, by semantics; ``finish`` is optional."""
+    """Base class of backends that generate Python. Subclasses set ``tables``, by semantics; ``finish`` is optional.
+
+    ``differences`` says of operations how their results differ with ``semantics="native"``; programs record it.
+    """
 
     tables: ClassVar[Mapping[str, Lowerings]] = {}
+    differences: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -125,7 +129,7 @@ class SourceBackend(Backend):
         options = options or BuildOptions()
         source = self._source(graph, options)
         forward = self.loaded(source)
-        executable = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
+        executable = SourceExecutable(graph, source, forward, self._finished(forward, graph, options))
         executable.fallbacks = frozenset(n.op.name for n, _ in iterate(graph) if self.falls_back(n, options))
         return executable
 
@@ -153,7 +157,7 @@ class SourceBackend(Backend):
         if path is not None:
             source.write(path)
         forward = self.loaded(source)
-        return SourceExecutable(graph, source, forward, self.finish(forward, cast("Graph", graph), options))
+        return SourceExecutable(graph, source, forward, self._finished(forward, cast("Graph", graph), options))
 
     def embedded_weights(self, executable: Any, size: int) -> tuple[Sequence[Any], int]:
         """Return the constants of the generated module, among them views of mapped files."""
@@ -168,7 +172,7 @@ class SourceBackend(Backend):
         options = options or BuildOptions()
         source = self._differentiable_source(graph, options, "autodiff='native'", "omit autodiff='native'")
         forward = self.differentiated(self.loaded(source), tuple(of), tuple(wrt))
-        executable = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
+        executable = SourceExecutable(graph, source, forward, self._finished(forward, graph, options))
         executable.differentiated = True
         return executable
 
@@ -215,6 +219,13 @@ class SourceBackend(Backend):
         if options.code_transformers:
             text = transformed(text, options.code_transformers)
         return text, parts["arrays"]
+
+    def _finished(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward | None:
+        if options.semantics == "native":
+            for name in sorted({node.op.name for node, _ in iterate(graph)}.intersection(self.differences)):
+                difference = self.differences[name]
+                options.decisions.record("choice", f"'{name}' has the semantics of '{self.name}': {difference}")
+        return self.finish(forward, graph, options)
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward | None:
         """Return the function to call instead of ``forward``, for example a jitted one, or None for ``forward``."""

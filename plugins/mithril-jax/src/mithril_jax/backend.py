@@ -41,7 +41,6 @@ from mithril.graph import (
     UnsupportedError,
     cotangent_name,
     dtype as as_dtype,
-    iterate,
     result_name,
 )
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear, max_pool_grad
@@ -123,6 +122,7 @@ class JaxBackend(SourceBackend):
     devices = ("cpu", "gpu", "cuda", "tpu")
     unforkable = "JAX"
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": native_table}
+    differences: ClassVar[Mapping[str, str]] = DIFFERENT
     embedded_copies: ClassVar[float] = 3.4  # measured 3.0 to 3.8: arrays, XLA's literals, those folded by its compiler
 
     def __init__(
@@ -388,9 +388,6 @@ class JaxBackend(SourceBackend):
         read(options, self.jax_device.platform)
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
-        if options.semantics == "native":
-            for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
-                options.decisions.record("choice", f"'{name}' has JAX's semantics: {DIFFERENT[name]}")
         running = read(options, self.jax_device.platform)
         if self.pre_allocate is not None and self.jax_device.platform == "cpu":
             options.decisions.record(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
 import openvino
 import openvino.opset15 as ov
 
-from mithril.backend import BuildOptions, Capabilities, Forward, Lowerings, SourceBackend, as_numpy
-from mithril.graph import DType, Graph, bool_, dtype as as_dtype, float32, int32, iterate
+from mithril.backend import BuildOptions, Capabilities, Forward, Lowerings, ProgramBySizes, SourceBackend, as_numpy
+from mithril.graph import DType, Graph, bool_, dtype as as_dtype, float32, int32
 from mithril_openvino.lowering import DIFFERENT, native, table
 from mithril_openvino.nodes import result_of
 
@@ -23,6 +22,7 @@ class OpenVINOBackend(SourceBackend):
     name = "openvino"
     dtypes: ClassVar[frozenset[DType]] = frozenset({bool_, float32, int32})  # the CPU computes others as one of these
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": native}
+    differences: ClassVar[Mapping[str, str]] = DIFFERENT
 
     @property
     def capabilities(self) -> Capabilities:
@@ -39,9 +39,6 @@ class OpenVINOBackend(SourceBackend):
         return isinstance(x, np.ndarray | np.generic)
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
-        if options.semantics == "native":
-            for name in sorted(DIFFERENT & {node.op.name for node, _ in iterate(graph)}):
-                options.decisions.record("choice", f"'{name}' as OpenVINO has it: nan may be ignored")
         return Program(forward, graph, options)
 
     @classmethod
@@ -49,42 +46,28 @@ class OpenVINOBackend(SourceBackend):
         return {"openvino": openvino.get_version(), "devices": ", ".join(openvino.Core().available_devices)}
 
 
-class Program:
-    """The function of a program: one compiled model for each combination of shapes."""
+class Program(ProgramBySizes):
+    """The function of a program, with the settings of its compiled models."""
 
     def __init__(self, forward: Forward, graph: Graph, options: BuildOptions) -> None:
-        self.forward = forward
-        self.inputs = [(i.name, i.role == "param", np.dtype(i.type.dtype.numpy)) for i in graph.arguments]
+        super().__init__(forward, graph)
         self.settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}  # else bfloat16 where the CPU has it
         if options.num_threads is not None:
             self.settings["INFERENCE_NUM_THREADS"] = options.num_threads
-        self.models: dict[Any, Compiled] = {}
-        self.lock = Lock()  # a request runs one call at a time
 
-    def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        arrays = [
-            np.asarray((params if is_param else inputs)[name], dtype, "C") for name, is_param, dtype in self.inputs
-        ]
-        shapes = tuple(a.shape for a in arrays)
-        with self.lock:
-            if shapes not in self.models:
-                self.models[shapes] = Compiled(self, arrays)
-            return self.models[shapes](arrays)
+    def array(self, x: Any, dtype: DType) -> Any:
+        return np.asarray(x, dtype.numpy, "C")
 
-    def forget_sizes(self) -> None:
-        """Release all compiled models."""
-        self.models.clear()
+    def compile(self, arrays: list[Any]) -> CompiledModel:
+        return CompiledModel(self, arrays)
 
 
-class Compiled:
+class CompiledModel:
     """A model that is compiled for the shapes of some arrays."""
 
     def __init__(self, program: Program, arrays: list[Any]) -> None:
-        arguments: dict[bool, dict[str, Any]] = {True: {}, False: {}}
         parameters = [ov.parameter(array.shape, array.dtype) for array in arrays]
-        for (name, is_param, _), parameter in zip(program.inputs, parameters, strict=True):
-            arguments[is_param][name] = parameter.output(0)
-        outputs = program.forward(arguments[True], arguments[False])
+        outputs = program.results([parameter.output(0) for parameter in parameters])
         # OpenVINO does not write a result that is a parameter
         sources = {y: result_of(x).get_node().get_friendly_name() for y, x in outputs.items()}
         positions = {parameter.get_friendly_name(): k for k, parameter in enumerate(parameters)}
@@ -96,13 +79,19 @@ class Compiled:
         }
         model = openvino.Model(list(results.values()), parameters)
         self.request = openvino.Core().compile_model(model, "CPU", program.settings).create_infer_request()
+        self.bound: dict[Any, int] = {}  # addresses, as setting a tensor takes 4 us: weights stay where they are
 
     def __call__(self, arrays: list[Any]) -> dict[str, Any]:
         results = {y: np.empty(shape, dtype) for y, (shape, dtype) in self.types.items()}
-        for k, array in enumerate(arrays):
-            self.request.set_input_tensor(k, openvino.Tensor(array, shared_memory=True))
-        for k, array in enumerate(results.values()):
-            self.request.set_output_tensor(k, openvino.Tensor(array, shared_memory=True))
+        self._bind(self.request.set_input_tensor, arrays)
+        self._bind(self.request.set_output_tensor, results.values())
         self.request.infer()
         results.update((y, arrays[k].copy()) for y, k in self.copied.items())
         return {y: results[y] for y in self.names}
+
+    def _bind(self, set_tensor: Callable[..., None], arrays: Iterable[Any]) -> None:
+        for k, array in enumerate(arrays):
+            address = array.__array_interface__["data"][0]
+            if self.bound.get((set_tensor.__name__, k)) != address:
+                set_tensor(k, openvino.Tensor(array, shared_memory=True))
+                self.bound[set_tensor.__name__, k] = address

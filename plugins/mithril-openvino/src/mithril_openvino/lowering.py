@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import signature
-from typing import Any
 
 from mithril import Node
-from mithril.backend import Call, Lowerings, dtype_of, operands_unchanged
-from mithril.graph import Registry, bool_, float32, int32, operation_names
+from mithril.backend import Call, Lowerings, dtype_of, functions, operands_unchanged
+from mithril.graph import DType, Registry, bool_, float32, int32, operation_names
 from mithril_openvino import nodes
-
-
-def on_host(function: Callable[..., Any], types: Any, *arrays: Any) -> Any:
-    """Call a function of NumPy arrays in an operation of the model."""
-    return nodes.on_host(function, types, arrays)
-
 
 table = Lowerings(
     "openvino",
-    ["import numpy as np", "import openvino.opset15 as ov", "from mithril_openvino import nodes"],
+    ["import numpy as np", "import openvino.opset15 as ov"],
     scalar="ov.constant({value}, np.{name})",
     constant="ov.constant({array})",
-    host=on_host,
+    numbers=False,
+    module=nodes,
+    host=nodes.on_host,
 )
 
 
@@ -37,17 +31,20 @@ def has_axes(node: Node) -> bool:
     return has_elements(node) and bool(node.result.shape)
 
 
-def is_float(node: Node) -> bool:
-    """Whether the operands are floats: OpenVINO sums and multiplies matrices of integers in float32."""
-    return has_elements(node) and all(v is None or v.dtype is float32 for v in node.operands)
+def is_of(*dtypes: DType) -> Callable[[Node], bool]:
+    """Return a condition: elements of these dtypes. OpenVINO sums and multiplies matrices of integers in float32."""
+    return lambda node: has_elements(node) and all(v is None or v.dtype in dtypes for v in node.operands)
 
 
-def is_bool(node: Node) -> bool:
-    return has_elements(node) and all(v is None or v.dtype is bool_ for v in node.operands)
+is_float, is_bool = is_of(float32), is_of(bool_)
 
 
 def is_number(node: Node) -> bool:
-    return all(v is None or v.dtype in (float32, int32) for v in node.operands)
+    return bool_ not in (dtype_of(node), dtype_of(node, -1))
+
+
+def is_int(node: Node) -> bool:
+    return dtype_of(node) is int32
 
 
 def is_sum(node: Node) -> bool:
@@ -56,8 +53,7 @@ def is_sum(node: Node) -> bool:
 
 def is_window(node: Node) -> bool:
     """Whether the window has one to three axes, as OpenVINO's have."""
-    x = node.operands[0]
-    return is_float(node) and x is not None and 3 <= len(x.shape) <= 5
+    return is_float(node) and 3 <= len(node.result.shape) <= 5
 
 
 def is_ungrouped(node: Node) -> bool:
@@ -66,72 +62,41 @@ def is_ungrouped(node: Node) -> bool:
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
-def calls(names: str, when: Any = None) -> None:
-    """Add calls of OpenVINO: ``name`` or ``name=function``; its operands are nodes, as it promotes no numbers."""
-    for text in names.split():
-        name, _, function = text.partition("=")
-
-        def write(call: Call, function: str = function or name) -> str:
-            return f"ov.{function}({', '.join(map(call.argument, call.node.op.operands))})"
-
-        table.function(name, when=when)(write)
-
-
-def functions(names: str, when: Any = None) -> None:
-    """Add calls of functions of ``nodes``, whose parameters are named like operands and attributes."""
-    for name in names.split():
-        function = getattr(nodes, f"{name}_")
-
-        def write(call: Call, function: Callable[..., Any] = function) -> str:
-            return f"nodes.{function.__name__}({', '.join(map(call.argument, signature(function).parameters))})"
-
-        table.function(name, when=when)(write)
-
-
-calls("log sqrt erf sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh", is_float)
-calls("floor ceil=ceiling div=divide pow=power isnan=is_nan", is_float)
-calls("add sub=subtract mul=multiply neg=negative abs sign", is_number)
-calls("equal not_equal less less_equal", is_float)
-calls("bitwise_and bitwise_or bitwise_xor bitwise_not", lambda node: node.result.dtype is int32)
-calls("equal not_equal logical_and logical_or logical_xor logical_not", is_bool)
-calls("bitwise_and=logical_and bitwise_or=logical_or bitwise_xor=logical_xor bitwise_not=logical_not", is_bool)
-calls("where=select")
-for _name, _when in {
-    "exp trunc expm1 log1p conv": is_float,
-    "conv_input_grad conv_weight_grad": is_ungrouped,
-    "clip": is_float,
-    "cast reshape slice flip": None,
-    "take": has_elements,
-    "max_pool": is_window,
-}.items():
-    functions(_name, _when)
-for _name in operation_names("sum", "mean", "prod"):
-    table.row(_name, f"ov.reduce_{_name}({{x}}, nodes.ints({{axis}}), {{keepdims}})", when=is_sum)
-for _name in operation_names("max", "min"):
-    _text = f"ov.reduce_{_name}({{x}}, nodes.ints({{axis}}), {{keepdims}})"
-    table.row(_name, f"nodes.with_nan({_text}, {{x}}, {{axis}}, {{keepdims}})", when=is_sum)
-for _name, _sign in {"any": "or", "all": "and"}.items():
-    table.row(_name, f"ov.reduce_logical_{_sign}({{x}}, nodes.ints({{axis}}), {{keepdims}})", when=is_bool)
-table.row("round", 'ov.round({x}, "half_to_even")', when=is_float)
-table.row("cumsum", "ov.cum_sum({x}, nodes.ints({axis}), {exclusive}, {reverse})", when=is_float)
-table.row("matmul", "ov.matmul({a}, {b}, False, False)", when=is_float)
-table.row("concat", "ov.concat([{xs}], {axis})")
-table.row("transpose", "ov.transpose({x}, nodes.ints({perm}))")
-table.row("broadcast_to", "ov.broadcast({x}, nodes.ints({shape}))", when=has_axes)
-table.row("full", "ov.constant(np.full({shape}, {value}, {dtype}))")
-table.row("iota", "ov.constant(np.indices({shape})[{axis}].astype({dtype}))")
-table.row("size_value", "ov.constant({value}, {dtype})")
-table.function("barrier", view=True)(operands_unchanged)
-
-
-@table.function("greater", "greater_equal", when=is_float)
-def _greater(call: Call) -> str:
-    """Return the opposite comparison: OpenVINO 2026.4 calls nan greater than a number."""
-    return f"ov.{call.node.op.name.replace('greater', 'less')}({call.array('b')}, {call.array('a')})"
-
-
-COMPARED: Registry[str] = Registry(
-    "comparisons of integers",
+NAMES: Registry[str] = Registry(
+    "OpenVINO's names",
+    {
+        "add": "add",
+        "sub": "subtract",
+        "mul": "multiply",
+        "div": "divide",
+        "neg": "negative",
+        "pow": "power",
+        "ceil": "ceiling",
+        "isnan": "is_nan",
+        "where": "select",
+    },
+)
+LOGICAL = {f"bitwise_{name}": f"logical_{name}" for name in ("and", "or", "xor", "not")}
+UNARY = operation_names(
+    *("log", "sqrt", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh"),
+    *("atanh", "floor", "ceil", "isnan"),
+)
+EXTREMES = operation_names("maximum", "minimum")
+functions(table, "ov", UNARY, NAMES, when=is_float)
+functions(table, "ov", ["div", "pow", "equal", "not_equal", "less", "less_equal"], NAMES, when=is_float)
+functions(table, "ov", ["add", "sub", "mul", "neg", "abs", "sign"], NAMES, when=is_number)
+functions(table, "ov", LOGICAL, when=is_int)
+functions(table, "ov", LOGICAL, LOGICAL, when=is_bool)
+functions(table, "ov", ["equal", "not_equal", *LOGICAL.values()], when=is_bool)
+functions(table, "ov", ["where"], NAMES)
+table.helpers(nodes.exp_, nodes.trunc_, nodes.expm1_, nodes.log1p_, nodes.clip_, nodes.conv_, when=is_float)
+table.helpers(nodes.conv_input_grad_, nodes.conv_weight_grad_, when=is_ungrouped)
+table.helpers(nodes.cast_, nodes.reshape_, nodes.slice_, nodes.flip_)
+table.helpers(nodes.take_, when=has_elements)
+table.helpers(nodes.max_pool_, when=is_window)
+# OpenVINO 2026.4 calls nan greater than a number
+table.rows({"greater": "ov.less({b}, {a})", "greater_equal": "ov.less_equal({b}, {a})"}, when=is_float)
+table.rows(
     {
         "equal": "nodes.equal_ints({a}, {b})",
         "not_equal": "ov.logical_not(nodes.equal_ints({a}, {b}))",
@@ -140,19 +105,26 @@ COMPARED: Registry[str] = Registry(
         "greater": "nodes.less_ints({b}, {a})",
         "greater_equal": "ov.logical_not(nodes.less_ints({a}, {b}))",
     },
+    when=is_int,
 )
+table.rows({name: f"nodes.extreme(ov.{name}, {{a}}, {{b}})" for name in EXTREMES}, when=is_number)
 
+REDUCED = "ov.reduce_{}({{x}}, nodes.ints({{axis}}), {{keepdims}})"
+REDUCTIONS = {name: REDUCED.format(name) for name in ("sum", "mean", "prod", "max", "min")}
+WITH_NAN = {name: f"nodes.with_nan({REDUCTIONS[name]}, {{x}}, {{axis}}, {{keepdims}})" for name in ("max", "min")}
+table.rows(REDUCTIONS | WITH_NAN, when=is_sum)
+table.rows({"any": REDUCED.format("logical_or"), "all": REDUCED.format("logical_and")}, when=is_bool)
+table.row("cumsum", "ov.cum_sum({x}, nodes.ints({axis}), {exclusive}, {reverse})", when=is_float)
 
-@table.function(*COMPARED, when=lambda node: dtype_of(node) is int32)
-def _compared(call: Call) -> str:
-    return COMPARED[call.node.op.name].format(a=call.array("a"), b=call.array("b"))
-
-
-@table.function("maximum", "minimum", when=is_number)
-def _extreme(call: Call) -> str:
-    return f"nodes.extreme(ov.{call.node.op.name}, {call.array('a')}, {call.array('b')})"
-
-
+table.row("round", 'ov.round({x}, "half_to_even")', when=is_float)
+table.row("matmul", "ov.matmul({a}, {b}, False, False)", when=is_float)
+table.row("concat", "ov.concat([{xs}], {axis})")
+table.row("transpose", "ov.transpose({x}, nodes.ints({perm}))")
+table.row("broadcast_to", "ov.broadcast({x}, nodes.ints({shape}))", when=has_axes)
+table.row("full", "ov.constant(np.full({shape}, {value}, {dtype}))")
+table.row("iota", "ov.constant(np.indices({shape})[{axis}].astype({dtype}))")
+table.row("size_value", "ov.constant({value}, {dtype})")
+table.function("barrier", view=True)(operands_unchanged)
 SIDES = "*nodes.sides({padding})"
 table.row("avg_pool", f"ov.avg_pool({{x}}, {{stride}}, {SIDES}, {{kernel}}, not {{count_include_pad}})", when=is_window)
 table.row(
@@ -170,16 +142,10 @@ def _control_flow(call: Call) -> str:
     return f"nodes.{call.node.op.name}_({regions}, [{', '.join(map(str, call.operands))}]{attributes})"
 
 
-# With semantics="native", nan in maxima and minima is what OpenVINO returns.
 native = table.extend()
-DIFFERENT = frozenset(operation_names("max", "min", "maximum", "minimum", "max_pool"))
-for _name in operation_names("max", "min"):
-    native.row(_name, f"ov.reduce_{_name}({{x}}, nodes.ints({{axis}}), {{keepdims}})", when=is_sum)
-
-
-@native.function("maximum", "minimum", when=is_number)
-def _native_extreme(call: Call) -> str:
-    return f"ov.{call.node.op.name}({call.array('a')}, {call.array('b')})"
-
-
+DIFFERENT: Registry[str] = Registry(
+    "native semantics", dict.fromkeys(("max", "min", "maximum", "minimum", "max_pool"), "nan may be ignored")
+)
+native.rows({name: REDUCTIONS[name] for name in WITH_NAN}, when=is_sum)
+functions(native, "ov", EXTREMES, when=is_number)
 native.row("max_pool", f"ov.max_pool({{x}}, {{stride}}, {{dilation}}, {SIDES}, {{kernel}}).output(0)", when=is_window)

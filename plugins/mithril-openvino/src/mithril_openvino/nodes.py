@@ -68,8 +68,13 @@ def extreme(function: Callable[..., Value], a: Value, b: Value) -> Value:
 def keeping_nan(y: Value, *operands: Value) -> Value:
     """Return nan where an operand is nan; OpenVINO returns a number there."""
     for x in filter(may_be_nan, operands):
-        y = ov.select(ov.is_nan(x), x, y)
+        y = ov.select(is_nan(x), x, y)
     return y
+
+
+def is_nan(x: Value) -> Value:
+    """Return where elements are nan, by a comparison: the CPU joins it with its neighbors, unlike ``ov.is_nan``."""
+    return ov.not_equal(x, x)
 
 
 def may_be_nan(x: Value) -> bool:
@@ -103,7 +108,7 @@ def cast_(x: Value, dtype: Any) -> Value:
     y = ov.convert(x, dtype)
     if dtype != np.int32 or dtype_of(x) != np.float32:
         return y
-    for is_outside, value in ((ov.is_nan(x), 0), (ov.less_equal(number(2.0**31, x), x), 2**31 - 1)):
+    for is_outside, value in ((is_nan(x), 0), (ov.less_equal(number(2.0**31, x), x), 2**31 - 1)):
         y = ov.select(is_outside, ov.constant(value, np.int32), y)
     return ov.select(ov.less(x, number(-(2.0**31), x)), ov.constant(-(2**31), np.int32), y)
 
@@ -111,7 +116,7 @@ def cast_(x: Value, dtype: Any) -> Value:
 # -- reductions -------------------------------------------------------------------------------------------------------
 def with_nan(y: Value, x: Value, axis: Sequence[int], keepdims: bool) -> Value:
     """Return nan for rows with nan, which OpenVINO ignores."""
-    return ov.select(ov.reduce_logical_or(ov.is_nan(x), ints(axis), keepdims), number(np.nan, x), y)
+    return ov.select(ov.reduce_logical_or(is_nan(x), ints(axis), keepdims), number(np.nan, x), y)
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
@@ -143,11 +148,11 @@ def conv_weight_grad_(x: Value, g: Value, shape: Any, stride: Any, padding: Any,
 
 
 def max_pool_(x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Value:
-    y, is_nan = (
+    y, has_nan = (
         ov.max_pool(z, stride, dilation, *sides(padding), kernel).output(0)
-        for z in (x, ov.convert(ov.is_nan(x), np.float32))
+        for z in (x, ov.convert(is_nan(x), np.float32))
     )
-    return ov.select(ov.less(number(0, x), is_nan), number(np.nan, x), y)
+    return ov.select(ov.less(number(0, x), has_nan), number(np.nan, x), y)
 
 
 # -- shapes -----------------------------------------------------------------------------------------------------------
@@ -288,7 +293,7 @@ class HostCall(openvino.Op):  # type: ignore[misc]
         return True
 
 
-def on_host(function: Callable[..., Any], types: Any, operands: Sequence[Value | None]) -> list[Value]:
+def on_host(function: Callable[..., Any], types: Any, *operands: Value | None) -> list[Value]:
     """Call a function of NumPy arrays; absent operands are None."""
     present = [x for x in operands if x is not None]
     dtypes = [dtype_of(x) for x in present]  # the CPU stores booleans as uint8

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,9 +70,3 @@ def copied(x: Tensor) -> Tensor:
 def in_buffer(x: Tensor) -> Tensor:
     """Return a tensor that is all of a buffer: ``x``, or its copy."""
     return x if x.uop.is_realized and x.uop.has_buffer_identity() else copied(x)
-
-
-def on_host(function: Callable[..., Any], *operands: Tensor | None) -> list[Tensor]:
-    """Call a function of NumPy arrays."""
-    with np.errstate(all="ignore"):
-        return [of_numpy(y) for y in function(*(None if x is None else x.numpy() for x in operands))]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
 from tinygrad import Context, Tensor, TinyJit, dtypes
 
-from mithril.backend import BuildOptions, Capabilities, Forward, Lowerings, SourceBackend, as_numpy
+from mithril.backend import BuildOptions, Capabilities, Forward, Lowerings, ProgramBySizes, SourceBackend, as_numpy
 from mithril.graph import DType, Graph, dtype as as_dtype, iterate
 from mithril_tinygrad.arrays import clang, copied, empty, in_buffer, of_numpy
 from mithril_tinygrad.lowering import DIFFERENT, DTYPES, EAGER, native, table
@@ -22,6 +21,7 @@ class TinygradBackend(SourceBackend):
     name = "tinygrad"
     dtypes: ClassVar[frozenset[DType]] = DTYPES
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": native}
+    differences: ClassVar[Mapping[str, str]] = DIFFERENT
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -49,11 +49,7 @@ class TinygradBackend(SourceBackend):
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         nodes = [node for node, _ in iterate(graph)]
-        if options.semantics == "native":
-            for name in sorted(DIFFERENT & {node.op.name for node in nodes}):
-                options.decisions.record("choice", f"'{name}' as tinygrad has it: nan may be ignored")
-        reasons = {node.op.name for node in nodes}.intersection(EAGER)
-        reasons |= {node.op.name for node in nodes if self.falls_back(node, options)}
+        reasons = {node.op.name for node in nodes if node.op.name in EAGER or self.falls_back(node, options)}
         if reasons:
             options.decisions.record("choice", f"no TinyJit, as Python runs at each call: {', '.join(sorted(reasons))}")
         return Program(forward, graph, jit=not reasons and options.jit is not False)
@@ -63,34 +59,22 @@ class TinygradBackend(SourceBackend):
         return {"device": "CPU", "compiler": clang()[0]}
 
 
-class Program:
+class Program(ProgramBySizes):
     """The function of a program: one TinyJit for each combination of shapes."""
 
     def __init__(self, forward: Forward, graph: Graph, jit: bool) -> None:
-        self.forward = forward
-        self.inputs = [(i.name, i.role == "param") for i in graph.arguments]
+        super().__init__(forward, graph)
         self.jit = jit
-        self.captured: dict[Any, Captured] = {}
-        self.lock = Lock()  # a TinyJit runs one call at a time
+
+    def array(self, x: Any, dtype: DType) -> Tensor:
+        return in_buffer(x)
+
+    def compile(self, arrays: list[Any]) -> Captured:
+        return Captured(self, arrays)
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-        with self.lock, Context(PARALLEL=0):  # else tinygrad 0.14 starts processes that compile
-            arrays = [in_buffer((params if is_param else inputs)[name]) for name, is_param in self.inputs]
-            shapes = tuple(x.shape for x in arrays)
-            if shapes not in self.captured:
-                self.captured[shapes] = Captured(self, arrays)
-            return self.captured[shapes](arrays)
-
-    def lazy(self, arrays: Any) -> dict[str, Any]:
-        """Return the results, not computed yet."""
-        arguments: dict[bool, dict[str, Any]] = {True: {}, False: {}}
-        for (name, is_param), array in zip(self.inputs, arrays, strict=True):
-            arguments[is_param][name] = array
-        return self.forward(arguments[True], arguments[False])
-
-    def forget_sizes(self) -> None:
-        """Release all captured kernels."""
-        self.captured.clear()
+        with Context(PARALLEL=0):  # else tinygrad 0.14 starts processes that compile
+            return super().__call__(params, inputs)
 
 
 class Captured:
@@ -98,18 +82,18 @@ class Captured:
 
     def __init__(self, program: Program, arrays: list[Tensor]) -> None:
         self.program = program
-        self.types = {name: (y.shape, y.dtype) for name, y in program.lazy(arrays).items()} if program.jit else {}
+        self.types = {name: (y.shape, y.dtype) for name, y in program.results(arrays).items()} if program.jit else {}
         shapes = [*(x.shape for x in arrays), *(shape for shape, _ in self.types.values())]
         self.is_plain = not self.types or any(0 in shape for shape in shapes)
         self.jit = TinyJit(self.run)
 
     def run(self, *buffers: Tensor) -> None:
         count = len(self.types)
-        store(self.program.lazy(buffers[count:]), buffers[:count])
+        store(self.program.results(buffers[count:]), buffers[:count])
 
     def __call__(self, arrays: list[Tensor]) -> dict[str, Any]:
         if self.is_plain:
-            values = self.program.lazy(arrays)
+            values = self.program.results(arrays)
             results = {name: empty(y.shape, y.dtype) for name, y in values.items()}
             store(values, results.values())
             return results

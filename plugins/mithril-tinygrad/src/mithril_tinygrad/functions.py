@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from tinygrad import Tensor, dtypes
+
+from mithril_tinygrad.arrays import of_numpy
+
+
+def on_host(function: Callable[..., Any], types: Any, *operands: Tensor | None) -> list[Tensor]:
+    """Call a function of NumPy arrays."""
+    with np.errstate(all="ignore"):
+        return [of_numpy(y) for y in function(*(None if x is None else x.numpy() for x in operands))]
 
 
 # -- element-wise -----------------------------------------------------------------------------------------------------
@@ -127,17 +137,16 @@ def _with_nan(x: Tensor, y: Tensor, axis: tuple[int, ...], keepdims: bool) -> Te
     return reduced(x.isnan(), "any", axis, keepdims).where(math.nan, y) if x.is_floating_point() else y
 
 
-def running(x: Tensor, name: str, axis: int, reverse: bool, exclusive: bool) -> Tensor:
-    """Return a sum of the elements from either end."""
+def cumsum_(x: Tensor, axis: int, reverse: bool, exclusive: bool) -> Tensor:
     y = x.flip(axis) if reverse else x
-    total = getattr(y, name)(axis).cast(x.dtype)
+    total = y.cumsum(axis).cast(x.dtype)
     if exclusive:
         ends = [(1, 0) if k == axis else (0, 0) for k in range(x.ndim)]
         total = total.pad(ends).shrink(tuple((0, n) for n in x.shape))
     return total.flip(axis) if reverse else total
 
 
-def iota(shape: tuple[int, ...], axis: int, dtype: Any) -> Tensor:
+def iota_(shape: tuple[int, ...], axis: int, dtype: Any) -> Tensor:
     row = Tensor.arange(shape[axis], dtype=dtypes.int64)
     return cast_(row.reshape([-1 if k == axis else 1 for k in range(len(shape))]).expand(shape), dtype)
 

@@ -24,7 +24,7 @@ from mithril.backend import (
     nbytes,
     with_stored_operands,
 )
-from mithril.graph import ALL, BackendError, DType, Graph, Node, UnsupportedError, decompose, dtype as as_dtype, iterate
+from mithril.graph import ALL, BackendError, DType, Graph, Node, UnsupportedError, decompose, dtype as as_dtype
 from mithril.ops import conv_input_grad
 from mithril.system import launched_task
 from mithril_torch import stored  # noqa: F401  # defines the operation of barriers in compiled programs
@@ -65,6 +65,7 @@ class TorchBackend(SourceBackend):
     devices = ("cpu", "cuda", "mps")
     dtypes: ClassVar[frozenset[DType]] = frozenset(d for d in ALL if d.name not in MISSING)
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": native_table}
+    differences: ClassVar[Mapping[str, str]] = DIFFERENT
 
     def __init__(
         self,
@@ -220,9 +221,6 @@ class TorchBackend(SourceBackend):
         return read(options, self.torch_device, cudnn_benchmark=self.cudnn_benchmark, enable_amp=self.enable_amp)
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
-        if options.semantics == "native":
-            for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
-                options.decisions.record("choice", f"'{name}' has PyTorch's semantics: {DIFFERENT[name]}")
         if "mobile" in self.capabilities.families and (phone := _phone(options.settings)):
             message = f"calls in this process run in PyTorch; compiled.export(folder) writes C for {phone}"
             options.decisions.record("choice", message)

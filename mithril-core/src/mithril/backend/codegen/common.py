@@ -63,7 +63,13 @@ def operators(table: Lowerings) -> None:
 
 
 def functions(
-    table: Lowerings, module: str, names: Iterable[str], called: Mapping[str, str] | None = None, *, out: bool = False
+    table: Lowerings,
+    module: str,
+    names: Iterable[str],
+    called: Mapping[str, str] | None = None,
+    *,
+    out: bool = False,
+    when: Callable[[Node], bool] | None = None,
 ) -> None:
     """Add rows that call the function of ``module`` with the operation's name, or with its name in ``called``.
 
@@ -72,7 +78,8 @@ def functions(
     for name in names:
         function = f"{module}.{(called or {}).get(name, name)}"
         operands = ", ".join(f"{{{x}}}" for x in operation(name).operands)
-        table.row(name, f"{function}({operands})", out=f"{function}({operands}, out={{out}})" if out else None)
+        into = f"{function}({operands}, out={{out}})" if out else None
+        table.row(name, f"{function}({operands})", out=into, when=when)
 
 
 def shared_helpers(table: Lowerings) -> None:

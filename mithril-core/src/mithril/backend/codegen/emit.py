@@ -465,6 +465,9 @@ class FunctionEmitter:
         return self.module.imported(path, wish, self.names)
 
     def helper(self, function: Callable[..., Any]) -> str:
+        home = self.table.module
+        if home is not None and function.__module__ == home.__name__:
+            return f"{home.__name__.rpartition('.')[2]}.{function.__name__}"
         name = self.module.helper(function)
         if name in self.names.allocated:
             return self.module.another(name, self.names)

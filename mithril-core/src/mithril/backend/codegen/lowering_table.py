@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, Protocol
 
 from mithril.backend.codegen.call import Call
@@ -54,11 +54,14 @@ class Lowerings:
         reserved: Iterable[str] = (),
         dialect: Dialect = PLAIN,
         release: bool = False,
+        numbers: bool = True,
+        module: ModuleType | None = None,
         host: Callable[..., Any] | None = None,
         parent: Lowerings | None = None,
     ) -> None:
         self.name = name
-        self.imports = tuple(imports)
+        home = [] if module is None else ["from {0} import {2}".format(*module.__name__.rpartition("."))]
+        self.imports = tuple(dict.fromkeys([*imports, *home]))
         self.dtype_template = dtype  # expression of the dtype {name}
         self.boolean = boolean  # the library's name of the dtype bool
         self.scalar_template = scalar  # expression of the scalar {value} of the dtype {name}
@@ -69,6 +72,8 @@ class Lowerings:
         self.reserved = frozenset((*reserved, *dialect.functions, *HELPERS)) | self._imported()
         self.copy = copy  # expression that copies the array {x}, or None if arrays are immutable
         self.release = release  # delete large values after their last use
+        self.numbers = numbers  # whether operands can be plain numbers, which the library promotes to their neighbors
+        self.module = module  # the generated file imports it, and calls its functions there
         self.host = host  # helper ``(function, types, *arrays)`` that calls a function of NumPy arrays
         rows = parent._rows if parent is not None else {}
         self._is_copied = False
@@ -99,25 +104,30 @@ class Lowerings:
         return add
 
     def helper(
-        self, function: Callable[..., Any], *, op: Op | str | None = None, when: When | None = None, view: bool = False
+        self,
+        function: Callable[..., Any],
+        *,
+        op: Op | str | None = None,
+        when: When | None = None,
+        view: bool = False,
     ) -> None:
-        """Lower ``op``, by default the operation of the function's name, by a call of the function.
+        """Lower ``op``, by default the operation of the function's name (of ``abs_``: abs), by a call of the function.
 
-        The names of its parameters select the operands and attributes to pass.
+        The names of its parameters select the operands and attributes to pass. The generated file contains the source
+        of the function, unless it is one of the table's ``module``.
         """
         function = self.dialect.version(function)
         parameters = [p.name for p in signature(function).parameters.values() if p.default is p.empty]
-        name = op or function.__name__
 
         def call_it(call: Call) -> str:
             return f"{call.helper(function)}({', '.join(call.argument(n) for n in parameters)})"
 
-        self.function(name, when=when, view=view)(call_it)
+        self.function(op or function.__name__.removesuffix("_"), when=when, view=view)(call_it)
 
-    def helpers(self, *functions: Callable[..., Any]) -> None:
+    def helpers(self, *functions: Callable[..., Any], when: When | None = None) -> None:
         """Lower several operations by functions of the same names."""
         for function in functions:
-            self.helper(function)
+            self.helper(function, when=when)
 
     def _add(self, op: Op | str, row: LoweringRule) -> None:
         """Add a row. Conditional rows are tried first, the latest first; an unconditional one replaces the previous."""
@@ -149,6 +159,8 @@ class Lowerings:
             reserved=self.reserved,
             dialect=self.dialect,
             release=self.release,
+            numbers=self.numbers,
+            module=self.module,
             host=self.host,
             parent=self,
         )
@@ -218,6 +230,8 @@ class Lowerings:
 
     def is_weak(self, number: Any, dtype: DType) -> bool:
         """Whether a plain Python number combined with an array of this dtype is exact and preserves the dtype."""
+        if not self.numbers:
+            return False
         if dtype.is_integer and isinstance(number, int):
             return number == int32.limits[0] or abs(number) <= int32.limits[1]
         return dtype.name != "bfloat16" or self.bfloat16 is None
