@@ -72,3 +72,18 @@ def test_results_that_are_inputs_are_copies():
     assert list(results) == ["x_again", "y"]
     results["x_again"][0] = 7
     assert x[0] == 0
+
+
+def test_graphs_that_openvino_fails_to_join_are_computed():
+    """Compile a graph for which OpenVINO 2026.4 finds a loop when it joins operations."""
+    with ml.Builder() as builder:
+        graph = builder.build({"iou": ml.ops.box_iou(builder.input("a", (2, 4)), builder.input("b", (3, 4)))})
+    corners = np.random.default_rng(0).uniform(0, 1, (5, 2)).astype(np.float32)
+    boxes = np.concatenate([corners, corners + 0.5], axis=1)
+    arguments, seeds = {"a": boxes[:2], "b": boxes[2:]}, {"iou": np.ones((2, 3), np.float32)}
+    results = [
+        ml.compile(graph, name).evaluate({}, arguments, output_gradients=seeds, wrt=["a", "b"])
+        for name in ("openvino", "numpy")
+    ]
+    for name, gradient in results[1][1].items():
+        np.testing.assert_allclose(results[0][1][name], gradient, rtol=1e-4, atol=1e-5)

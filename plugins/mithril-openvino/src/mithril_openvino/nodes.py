@@ -108,7 +108,7 @@ def cast_(x: Value, dtype: Any) -> Value:
     y = ov.convert(x, dtype)
     if dtype != np.int32 or dtype_of(x) != np.float32:
         return y
-    for is_outside, value in ((is_nan(x), 0), (ov.less_equal(number(2.0**31, x), x), 2**31 - 1)):
+    for is_outside, value in ((ov.is_nan(x), 0), (ov.less_equal(number(2.0**31, x), x), 2**31 - 1)):
         y = ov.select(is_outside, ov.constant(value, np.int32), y)
     return ov.select(ov.less(x, number(-(2.0**31), x)), ov.constant(-(2**31), np.int32), y)
 
@@ -116,7 +116,7 @@ def cast_(x: Value, dtype: Any) -> Value:
 # -- reductions -------------------------------------------------------------------------------------------------------
 def with_nan(y: Value, x: Value, axis: Sequence[int], keepdims: bool) -> Value:
     """Return nan for rows with nan, which OpenVINO ignores."""
-    return ov.select(ov.reduce_logical_or(is_nan(x), ints(axis), keepdims), number(np.nan, x), y)
+    return ov.select(ov.reduce_logical_or(ov.is_nan(x), ints(axis), keepdims), number(np.nan, x), y)
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
