@@ -360,9 +360,15 @@ class ArgumentShardings:
         return NamedSharding(self.mesh, self.specs[name])
 
     def results(self, results: Iterable[Output]) -> tuple[NamedSharding | None, ...]:
-        """Return the shardings of gradients, parameters and state as for the arguments; None: XLA selects one."""
+        """Return the shardings of gradients, parameters and state as for the arguments; None: XLA selects one.
+
+        It selects those of gradients of open sizes, which a mesh may not divide.
+        """
         return tuple(
-            self.sharding(r.of) if r.role in ("gradient", "state") and r.of in self.specs else None for r in results
+            self.sharding(r.of)
+            if r.role in ("gradient", "state") and r.of in self.specs and r.value.type.is_static
+            else None
+            for r in results
         )
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
