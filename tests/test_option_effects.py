@@ -240,6 +240,7 @@ ELSEWHERE = {
     "cache": "tests/compiled/test_cache.py",
     "cache_dir": "tests/compiled/test_cache.py",
     "checks": "tests/compiled/test_checks.py",
+    "checkpoint_policy": "plugins/mithril-passes/tests/test_checkpointing.py",
     "code_transformers": "test_files_of_each_kind_of_program and test_inserted_code_runs_at_each_call",
     "dump_format": "tests/test_promises.py",
     "dump_graph": "tests/test_promises.py",

@@ -138,3 +138,22 @@ def test_a_strategy_without_an_arena_is_recorded_and_unknown_ones_refused():
     assert "memory_planning='best_fit': backend 'numpy' has no arena" in str(compiled.decisions)
     with pytest.raises(ml.OptionError, match="unknown memory planning strategy 'gredy'"):
         ml.compile(model, "numpy", shapes={"input": [2, 32, 32]}, memory_planning="gredy")
+
+
+def test_policies_store_products_in_segments_of_layers():
+    def recomputed(policy):
+        options = {"gradient_checkpointing": True, "checkpoint_policy": policy, "shapes": {"input": [2, 32, 32]}}
+        compiled = ml.compile(deep(4), "numpy", **options)
+        params = compiled.randomize_params(0)
+        (name,) = [n for n in compiled.interface.output_names if not n.startswith("state/")]
+        gradients = compiled.evaluate(params, {"input": X}, {name: np.ones_like(X)})[1]
+        nodes = [n for n in compiled.programs[-1].graph.nodes if n.tags.get("phase") == "recomputed"]
+        assert "gradient checkpointing in 5 segments" in str(compiled.decisions)  # 4 layers, the next key
+        return gradients, [n.op.name for n in nodes if n.op.name in ("linear", "matmul", "attention")]
+
+    policies = ("nothing", "dots_with_no_batch_dims", "dots")
+    results, operations = zip(*map(recomputed, policies), strict=True)
+    for name, g in results[0].items():
+        for other in results[1:]:
+            np.testing.assert_allclose(other[name], g, atol=1e-5, err_msg=name)
+    assert [sorted(set(names)) for names in operations] == [["attention", "linear"], ["attention"], []]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from mithril import Option, PassSpec
 from mithril.backend import Positive
 
@@ -24,5 +26,12 @@ OPTIONS = (
         None,
         "Number of segments to recompute; None selects the number that minimizes memory.",
         example="4",
+    ),
+    Option(
+        "checkpoint_policy",
+        Literal["nothing", "dots", "dots_with_no_batch_dims"] | None,
+        None,
+        "Recompute equal layers one by one, except for stored products: of none, of all, or of weights (as in JAX).",
+        example='"dots"',
     ),
 )

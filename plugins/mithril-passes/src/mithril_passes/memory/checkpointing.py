@@ -3,33 +3,37 @@
 The forward pass is split into segments where few bytes cross. Values that cross a cut are saved; all other residuals
 are recomputed just before their first use, from operands behind a barrier: no later pass, and no compiler of the
 backend, can merge them with the first computation or move them up.
+
+With ``checkpoint_policy`` equal layers are the segments, and results of products can be saved as well.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
 from mithril import Graph, Node, Value, ops
 from mithril.backend import nbytes
-from mithril.graph import is_layout, operation, symbols
-from mithril.passes import PassContext
+from mithril.graph import axes_of, is_layout, is_product, operation, symbols, types_of
+from mithril.passes import PassContext, repeated_segments
 
 UNKNOWN = 64  # assumed value of an unknown size when cuts are compared
 REMAT = {"phase": "recomputed"}
+SMALLEST = 8  # repeated nodes of a layer
 COMPARISONS = frozenset({ops.equal, ops.not_equal, ops.less, ops.less_equal, ops.greater, ops.greater_equal})
 
 
 def gradient_checkpointing(graph: Graph, context: PassContext) -> Graph:
     """Recompute segments of the forward pass; a graph without a backward pass is unchanged."""
-    num_segments = context.option("checkpoint_segments")
+    num_segments, policy = context.option("checkpoint_segments"), context.option("checkpoint_policy")
     forward, backward = split_forward_backward(graph)
     if context.option("inference") or context.option("static_inference"):
         context.record("ignored", "gradient_checkpointing: a program for inference computes no gradients")
     if not backward or len(forward) < 2:
         return graph
-    cuts = segment_ends(graph, forward, backward, num_segments)
+    cuts = layer_ends(forward) if policy is not None and num_segments is None else []
+    cuts = cuts or segment_ends(graph, forward, backward, num_segments)
     if not cuts:
         context.record("ignored", "gradient_checkpointing: there are no residuals to recompute")
         return graph
@@ -37,7 +41,37 @@ def gradient_checkpointing(graph: Graph, context: PassContext) -> Graph:
     # A lazy engine computes complete gradients last, and holds their operands until then, unless the next segment
     # waits for them.
     is_lazy = context.backend is not None and context.backend.capabilities.memory == "holds"
-    return Recompute(graph, forward, backward, cuts, is_lazy=is_lazy).run()
+    stored = {v for node in forward if _is_stored(node, policy) for v in node.results}
+    return Recompute(graph, forward, backward, cuts, stored, is_lazy=is_lazy).run()
+
+
+def _is_stored(node: Node, policy: str | None) -> bool:
+    """Whether a policy stores the results of a node: of products, or only of those without axes of a batch."""
+    if policy in (None, "nothing") or not is_product(node):
+        return False
+    return policy == "dots" or not _has_batch(node)
+
+
+def _has_batch(node: Node) -> bool:
+    """Whether both factors of a product and its result share an axis."""
+    if node.op.composite and node.op.declared_axes is None:
+        body = node.op.decompose(types_of(node.operands), node.attributes)
+        return any(is_product(inner) and _has_batch(inner) for inner in body.nodes)
+    axes = axes_of(node)
+    factors = [{f for place in places or () for f in place} for places in (*axes.operands[:2], axes.results[0])]
+    return bool(set.intersection(*factors))
+
+
+def layer_ends(forward: Sequence[Node]) -> list[int]:
+    """Return the positions before, between and after equal layers; none if there are no such layers."""
+    nodes = [node for node in forward if not node.is_constant]
+    runs = repeated_segments(nodes, SMALLEST)
+    if not runs:
+        return []
+    longest = max(runs, key=lambda run: run.length * run.segments)
+    position = {node: k for k, node in enumerate(forward)}
+    starts = (longest.start + k * longest.length for k in range(longest.segments + 1))
+    return [position[nodes[k]] - 1 for k in starts if 0 < k < len(nodes)]
 
 
 def split_forward_backward(graph: Graph) -> tuple[list[Node], list[Node]]:
@@ -114,7 +148,14 @@ class Recompute:
     """Builder of the new backward pass."""
 
     def __init__(
-        self, graph: Graph, forward: Sequence[Node], backward: Sequence[Node], cuts: Sequence[int], *, is_lazy: bool
+        self,
+        graph: Graph,
+        forward: Sequence[Node],
+        backward: Sequence[Node],
+        cuts: Sequence[int],
+        stored: Collection[Value] = (),
+        *,
+        is_lazy: bool,
     ) -> None:
         self.is_lazy = is_lazy
         self.graph, self.forward, self.backward = graph, list(forward), list(backward)
@@ -127,7 +168,7 @@ class Recompute:
                 segment += 1
             self.segment[k] = segment
         self.last = segment
-        self.saved = self._saved_values()
+        self.saved = self._saved_values() | set(stored)
         self.pending = set(self.backward)
         self.late: set[Value | None] = {v for v, k in self.node_index.items() if self.segment[k] == self.last}
         self.late.update(i.value for i in graph.with_role("cotangent"))  # and all values that depend on these
