@@ -110,7 +110,7 @@ table.rows(
 table.rows({name: f"nodes.extreme(ov.{name}, {{a}}, {{b}})" for name in EXTREMES}, when=is_number)
 
 REDUCED = "ov.reduce_{}({{x}}, nodes.ints({{axis}}), {{keepdims}})"
-REDUCTIONS = {name: REDUCED.format(name) for name in ("sum", "mean", "prod", "max", "min")}
+REDUCTIONS = {name: REDUCED.format(name) for name in operation_names("sum", "mean", "prod", "max", "min")}
 WITH_NAN = {name: f"nodes.with_nan({REDUCTIONS[name]}, {{x}}, {{axis}}, {{keepdims}})" for name in ("max", "min")}
 table.rows(REDUCTIONS | WITH_NAN, when=is_sum)
 table.rows({"any": REDUCED.format("logical_or"), "all": REDUCED.format("logical_and")}, when=is_bool)

@@ -49,7 +49,7 @@ class TinygradBackend(SourceBackend):
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         nodes = [node for node, _ in iterate(graph)]
-        reasons = {node.op.name for node in nodes if node.op.name in EAGER or self.falls_back(node, options)}
+        reasons = {node.op.name for node in nodes if node.op in EAGER or self.falls_back(node, options)}
         if reasons:
             options.decisions.record("choice", f"no TinyJit, as Python runs at each call: {', '.join(sorted(reasons))}")
         return Program(forward, graph, jit=not reasons and options.jit is not False)

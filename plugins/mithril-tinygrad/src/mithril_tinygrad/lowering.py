@@ -13,11 +13,11 @@ from mithril.backend import (
     python_control,
     sliced,
 )
-from mithril.graph import ALL, Registry, float32, operation_names
+from mithril.graph import ALL, Registry, float32, operation, operation_names
 from mithril_tinygrad import functions
 
 DTYPES = frozenset(d for d in ALL if not d.is_float or d is float32)  # float64 has the accuracy of float32
-EAGER = operation_names("if", "while")  # Python reads the condition at each call
+EAGER = (operation("if"), operation("while"))  # Python reads the condition at each call
 table = Lowerings(
     "tinygrad",
     ["from tinygrad import Tensor, dtypes"],
