@@ -544,3 +544,21 @@ def test_layers_in_containers_are_saved():
     model.replace("by_key.b.0", Linear(4))
     saved = Layer.from_json(model.to_json(), layers=[Held])
     assert {path: repr(layer) for path, layer in saved.walk()} == {path: repr(layer) for path, layer in model.walk()}
+
+
+def test_models_of_the_same_connections_share_layers():
+    x = IOKey("x")
+    features = Relu()(Linear(4, name="first")(x))
+    full = Model.create(inputs=x, y=Linear(2, name="head")(features))
+    inner = Model.create(inputs=x, features=features)
+    other = Model.create(inputs=x, y=ops.transpose(x) * 2.0)
+    data = f32(2, 3)
+    values, params = run(full, {"x": data})
+    shared = {name: array for name, array in params.items() if name.startswith("first.")}
+    extracted, start = run(inner, {"x": data}, shared)
+    assert (
+        sorted(params) == ["first.bias", "first.weight", "head.bias", "head.weight"] and start.keys() == shared.keys()
+    )
+    head = extracted["features"] @ params["head.weight"].T + params["head.bias"]
+    np.testing.assert_allclose(values["y"], head, rtol=1e-5)
+    np.testing.assert_array_equal(run(other, {"x": data})[0]["y"], data.T * 2)

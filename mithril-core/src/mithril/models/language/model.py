@@ -388,6 +388,7 @@ class Model(Layer):
         """Return the model between given inputs and outputs, wired by calling layers on connections.
 
         ``outputs`` is a connection, a list, or a dictionary from names to connections; further keywords name outputs.
+        Of connections that belong to a model already, the new one gets copies with the same layers.
         """
         model = Model()
         model.name = name
@@ -395,7 +396,7 @@ class Model(Layer):
             model._input(key)
         if inputs is not None:
             model.declared_inputs = tuple(model.inputs_by_name)
-        outputs_by_name = _named_outputs(outputs) | _named_outputs(more)
+        outputs_by_name = _without_owner(_named_outputs(outputs) | _named_outputs(more))
         if not outputs_by_name:
             raise ModelError("a model needs outputs", facts=[f"at {user_location()}"], hint="Model.create(outputs=y)")
         for connection in outputs_by_name.values():
@@ -421,6 +422,35 @@ class Model(Layer):
             f"<{type(self).__name__}{name}: {len(self.steps)} layers, "
             f"inputs {', '.join(self.inputs) or 'none'}, outputs {', '.join(self.outputs) or 'none'}>"
         )
+
+
+def _without_owner(outputs: dict[str, Connection]) -> dict[str, Connection]:
+    """Return the connections, or, if steps before them belong to a model, those of copies of all steps."""
+    steps: dict[int, Step] = {}
+    pending = list(outputs.values())
+    while pending:
+        step = pending.pop().origin.step
+        if step is not None and step.serial not in steps:
+            steps[step.serial] = step
+            pending += step.sources()
+    if all(step.model is None for step in steps.values()):
+        return outputs
+    copies: dict[Connection, Connection] = {}
+
+    def copy(source: Any) -> Any:
+        if not isinstance(source, Connection):
+            return source
+        origin = source.origin
+        if origin not in copies:  # an input
+            declared = origin if isinstance(origin, IOKey) else origin.key
+            copies[origin] = IOKey(origin.name) if declared is None else declared.merged(IOKey(origin.name))
+        return copies[origin]
+
+    for _, step in sorted(steps.items()):  # in the order of their creation, so that sources come first
+        bindings = {terminal: copy(source) for terminal, source in step.bindings.items()}
+        new = Step(step.layer, (), bindings | step.requested, step.location)
+        copies.update((step.results[terminal], result) for terminal, result in new.results.items())
+    return {name: copy(connection) for name, connection in outputs.items()}
 
 
 def _kind(connection: Connection) -> str:
