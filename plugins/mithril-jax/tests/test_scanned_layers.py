@@ -20,30 +20,9 @@ def network(layers: int) -> Model:
     return Model.create(outputs={"y": Linear(4, name="last")(h)})
 
 
-def trained(model, **options):
-    """Return the arrays after two steps, and the decisions about loops."""
-    backend = ml.JaxBackend(device="cpu")
-    batch = {"x": X, "target": OUT}
-    optimizer = ml.SGD(0.1, momentum=0.9)
-    trainer = ml.Trainer(model, optimizer, loss="mse", backend=backend, seed=1, progress=False, **FAST, **options)
-    for _ in range(2):
-        trainer.step(batch)
-    decisions = [d.message for d in trainer.engine.decisions if "loops" in d.message or "scan_layers" in d.message]
-    return trainer.engine.to_numpy(), decisions
-
-
 def assert_equal(actual, expected):
     for name, x in expected.items():
         np.testing.assert_allclose(actual[name], x, atol=2e-6, err_msg=name)
-
-
-def test_steps_equal_those_of_separate_layers():
-    expected, _ = trained(network(4), clip_norm=1.0)
-    actual, decisions = trained(network(4), clip_norm=1.0, scan_layers=True)
-    assert_equal(actual, expected)
-    assert decisions == [
-        "equal layers are loops: 4 x 16 operations, 4 x 13 operations, 8 x 6 operations, 8 x 2 operations"
-    ]
 
 
 def test_jax_differentiates_the_loop():
