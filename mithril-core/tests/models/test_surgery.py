@@ -219,3 +219,12 @@ def test_a_replaced_layer_is_saved() -> None:
     again = Model.from_json(model.to_json())
     assert again.to_json() == model.to_json()
     assert params(again) == params(model)
+
+
+def test_a_layer_that_contains_itself_is_an_error():
+    outer = Sequential(Linear(3))
+    outer.layers[0].parent = outer
+    with pytest.raises(
+        ml.ModelError, match=r"layer '0.parent' contains itself\n  attribute 'parent' of Linear is a layer"
+    ):
+        list(outer.walk())

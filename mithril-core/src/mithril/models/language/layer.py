@@ -404,7 +404,7 @@ def _tree(layers: list[tuple[str, Layer]]) -> str:
         inner = []
         while layers and layers[0][0].startswith(f"{path}."):
             inner.append(layers.pop(0))
-        title = f"{path.rpartition('.')[2]}: {layer!r}"
+        title = f"{path}: {layer!r}"
         below = [(p[len(path) + 1 :], x) for p, x in inner]
         content += notebook.folded(title, _tree(below)) if inner else f"<div>{html.escape(title)}</div>"
     return content

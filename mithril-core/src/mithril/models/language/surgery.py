@@ -58,12 +58,18 @@ def _put_part(parent: Layer, attribute: str, keys: Keys, old: Layer, new: Layer)
     parent._children[new] = name
 
 
-def walk(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
-    """Yield every layer below ``layer`` with its path, parents first."""
+def walk(layer: Layer, path: str = "", around: tuple[Layer, ...] = ()) -> Iterator[tuple[str, Layer]]:
+    """Yield every layer below ``layer`` with its path, parents first; ``around`` are the layers around it."""
     for place in places(layer):
         inner = join_path(path, place.name)
+        if any(place.child is other for other in (*around, layer)):
+            raise ModelError(
+                f"layer '{inner}' contains itself",
+                facts=[f"attribute '{place.attribute}' of {type(layer).__name__} is a layer around it"],
+                hint="do not store a layer around another one in its attributes",
+            )
         yield inner, place.child
-        yield from walk(place.child, inner)
+        yield from walk(place.child, inner, (*around, layer))
 
 
 def _accepts(target: Target, path: str, layer: Layer) -> bool:
