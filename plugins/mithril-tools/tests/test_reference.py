@@ -62,6 +62,12 @@ def test_every_name_has_a_page(kind):
         assert len(page.text()) > len(page.name) + 20, page.name
 
 
+def test_names_of_other_frameworks_are_no_members():
+    ml.compile(models.Linear(3), "numpy")  # adds the answers to these names
+    text = find("CompiledModel")[0].text()
+    assert "`evaluate(" in text and "`predict" not in text
+
+
 @pytest.mark.parametrize("name", sorted(operations()))
 def test_page_of_an_operation_is_complete(name):
     text, op = find(name)[0].text(), operations()[name]

@@ -197,6 +197,8 @@ def members_table(value: type) -> str:
     for member, kind, definer, _ in inspect.classify_class_attrs(value):
         if member.startswith("_") or definer.__module__.partition(".")[0] in ("builtins", "enum"):
             continue
+        if not hasattr(value, member):  # a name of other frameworks, whose access is an error with the way here
+            continue
         attribute = inspect.getattr_static(value, member)
         summary = first_line(inspect.getdoc(attribute)) if kind != "data" else ""
         if kind in ("method", "class method", "static method"):
