@@ -62,7 +62,7 @@ def test_every_name_has_a_page(kind):
         assert len(page.text()) > len(page.name) + 20, page.name
 
 
-def test_names_of_other_frameworks_are_no_members():
+def test_pages_of_classes_leave_out_names_of_other_frameworks():
     ml.compile(models.Linear(3), "numpy")  # adds the answers to these names
     text = find("CompiledModel")[0].text()
     assert "`evaluate(" in text and "`predict" not in text
