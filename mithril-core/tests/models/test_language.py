@@ -472,6 +472,15 @@ def test_layers_that_build_creates_are_shared_by_the_calls_of_their_layer():
     np.testing.assert_allclose(out["output"], twice["output"], rtol=1e-6)
 
 
+def test_two_layers_that_a_loop_creates_are_an_error():
+    class Looped(Layer):
+        def build(self, x):
+            return ops.scan(lambda state, _: (Linear(3)(Linear(3)(state)), state), x, ops.arange(2))[0]
+
+    with pytest.raises(ModelError, match=r"two parameters are named 'linear.weight'"):
+        run(Looped(), {"input": f32(2, 3)})
+
+
 def test_two_layers_of_one_name_in_a_build_method_are_an_error():
     class Twice(Layer):
         def build(self, x):

@@ -54,7 +54,7 @@ def test_the_seed_selects_the_arguments():
 
 
 def test_small_results_may_differ_by_a_tenth_of_the_tolerance():
-    """Here 0.1 * 0.1 * 1, and 0.1 of the other value; zeros do not round."""
+    """Accept 0.1 * 0.1 * 1, and 0.1 of the other value; zeros do not round."""
     before = graph(lambda x: mul(x, 0.0))
     assert is_accepted(before, graph(lambda x: add(mul(x, 0.0), 0.0105)))
     with pytest.raises(PassError) as raised:

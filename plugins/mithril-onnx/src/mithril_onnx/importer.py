@@ -23,6 +23,7 @@ from mithril.graph import (
     check_memory,
     evaluate,
 )
+from mithril_importing.damage import MISTAKES
 from mithril_onnx.bounded import BoundedRows
 from mithril_onnx.declared_types import compare, declared_types
 from mithril_onnx.functions import body_of, with_attributes
@@ -73,9 +74,7 @@ def _value(a: Any, node: Any, folder: str | None, body: Callable[[Any], Any]) ->
 
 FOLDED = 1 << 22  # larger results are computed by the model, not at import
 LARGEST = 1 << 28  # larger constants are refused
-# Files of other tools are input: an error of Python or NumPy in a malformed node is an error of the
-# file, and is reported with the node. Other exceptions, such as KeyboardInterrupt, pass.
-MISTAKES = (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError, StopIteration)
+CHECK = "onnx.checker.check_model(model, full_check=True)"  # of a file
 
 
 class Weights(Protocol):
@@ -269,11 +268,11 @@ class Importer:
             raise error.with_facts(f"node '{layer_path}' ({node.op_type})") from None
         except MithrilError as error:
             raise error.with_facts(f"node '{layer_path}' ({node.op_type}) of '{self.file.name}'") from None
-        except (*MISTAKES, RecursionError, MemoryError) as cause:
+        except MISTAKES as cause:
             raise OperationError(
                 f"cannot import node '{layer_path}' ({node.op_type}) of '{self.file.name}'",
                 facts=[f"{type(cause).__name__}: {cause}"],
-                hint="check the file: onnx.checker.check_model(model, full_check=True)",
+                hint=f"check the file: {CHECK}",
             ) from cause
         if len(results) < len([n for n in node.output if n]):
             raise OperationError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from mithril.graph import (
     Builder,
     DType,
     InputError,
-    MithrilError,
     ModelError,
     Size,
     UnsupportedError,
@@ -24,10 +22,11 @@ from mithril.graph import (
     dtype as as_dtype,
 )
 from mithril.models import Layer, Model
+from mithril_importing.damage import damage
 from mithril_importing.layers import ImportedLayer, Run
 from mithril_importing.patterns import known_layer
 from mithril_onnx import operators as _operators  # noqa: F401  (registers the rows)
-from mithril_onnx.importer import MISTAKES, Importer, custom_rows
+from mithril_onnx.importer import CHECK, Importer, custom_rows
 from mithril_onnx.reading import OnnxFile, declared_shape, identifier, path_name, read
 from mithril_onnx.regions import GraphRun, module_names, region_of
 from mithril_onnx.running import run_file
@@ -177,7 +176,7 @@ class OnnxGraph(ImportedLayer):
         for name, value in self.constants.items():
             env[name] = value if isinstance(value, list) or value is None else np.asarray(value)
         order = None if isinstance(weights, Unbound) else self._by_layers(importer, env)
-        with damage(self.file.name):
+        with damage(self.file.name, "ONNX model", CHECK):
             results = importer.run(self.graph.proto, env, order=order)
         return [*results, *(importer.rows_of.numbers[name] for name in getattr(self, "bounded", ()))]
 
@@ -284,25 +283,10 @@ def from_onnx(
 
 
 def _model(file: OnnxFile, *selection: Any) -> OnnxModel:
-    with damage(file.name):
+    with damage(file.name, "ONNX model", CHECK):
         model = OnnxModel(OnnxGraph(file, *selection))
         model.name = identifier(file.proto.graph.name or "model")
     return model
-
-
-@contextmanager
-def damage(name: str) -> Iterator[None]:
-    """Report Python errors as damage of the file."""
-    try:
-        yield
-    except MithrilError:
-        raise
-    except (*MISTAKES, RecursionError, MemoryError) as cause:
-        raise InputError(
-            f"'{name}' is not a valid ONNX model",
-            facts=[f"{type(cause).__name__}: {cause}"],
-            hint="check the file: onnx.checker.check_model(model, full_check=True)",
-        ) from cause
 
 
 def load(path: str | os.PathLike[str], *, backend: Any = None, **options: Any) -> Any:

@@ -24,6 +24,7 @@ from mithril.graph import (
     dtype as as_dtype,
     evaluate,
 )
+from mithril_importing.damage import MISTAKES
 from mithril_tflite.flatbuffer import Array
 from mithril_tflite.operators.activations import activated
 from mithril_tflite.reading import Graph, Node, Tensor, TfliteFile
@@ -33,9 +34,7 @@ from mithril_tflite.values import Handle, as_value, is_sizes, real, stored
 
 FOLDED = 1 << 22  # elements; larger results are computed by the model, not at import
 LARGEST = 1 << 28  # elements; larger constants are refused
-# Files of other tools are input: an error of Python or NumPy in a malformed operator is an error of the file, and is
-# reported with the operator. Other exceptions, such as KeyboardInterrupt, pass.
-MISTAKES = (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError, AssertionError, StopIteration)
+CHECK = "ai_edge_litert.interpreter.Interpreter(path).allocate_tensors()"  # of a file
 
 
 class Weights(Protocol):
@@ -157,11 +156,11 @@ class Importer:
                     self._compare(graph, graph.tensors[k], result)
         except MithrilError as error:
             raise error.with_facts(f"{place}, which computes '{name}'") from None
-        except (*MISTAKES, RecursionError, MemoryError) as cause:
+        except MISTAKES as cause:
             raise OperationError(
                 f"cannot import {place}",
                 facts=[f"it computes '{name}'", f"{type(cause).__name__}: {cause}"],
-                hint="check the file: ai_edge_litert.interpreter.Interpreter(path).allocate_tensors()",
+                hint=f"check the file: {CHECK}",
             ) from cause
         for k, result in zip(node.outputs, results, strict=False):
             env[product_key(graph, node) if part == "product" else graph.keys[k]] = result
@@ -297,8 +296,7 @@ class Importer:
         raise OperationError(
             f"the result is {as_dtype(dtype)}{_text(result.shape)}",
             facts=[f"the file declares {tensor.dtype}{'' if shape is None else _text(shape)}"],
-            hint="check the file: ai_edge_litert.interpreter.Interpreter(path).allocate_tensors(); if it is valid, "
-            "please report this as a mithril bug",
+            hint=f"check the file: {CHECK}; if it is valid, please report this as a mithril bug",
         )
 
 

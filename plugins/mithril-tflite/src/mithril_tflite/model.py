@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from mithril.backend import checked
-from mithril.graph import Dim, DType, InputError, MithrilError, Size, Value, closest
+from mithril.graph import Dim, DType, InputError, Size, Value, closest
 from mithril.models import Layer, Model
+from mithril_importing.damage import damage
 from mithril_importing.layers import ImportedLayer, Run
 from mithril_importing.patterns import known_layer
 from mithril_tflite import operators as _operators  # noqa: F401  (registers the rows)
 from mithril_tflite.flatbuffer import Array
-from mithril_tflite.importer import MISTAKES, Importer
+from mithril_tflite.importer import CHECK, Importer
 from mithril_tflite.reading import Graph, Node, Signature, TfliteFile, read
 from mithril_tflite.regions import GraphRun, parameter_names, reads_of, region_of
 from mithril_tflite.running import run_file
@@ -75,7 +75,7 @@ class TfliteGraph(ImportedLayer):
         run = GraphRun(self, env, importer, self.graph)
         importer.is_changed = lambda: run.is_changed
         region = self.regions[0]
-        with damage(self.file.name), run.active():
+        with damage(self.file.name, "TensorFlow Lite model", CHECK), run.active():
             run.interpret(self, region, [env[name] for name in region.reads])
             items = [(importer.item(self.graph, k, env), self.graph.tensors[k]) for k in self.results]
             return tuple(as_value(x, t.dtype) for x, t in items)
@@ -147,7 +147,7 @@ def from_tflite(source: Any, outputs: Sequence[str] | None = None, *, signature:
 
 
 def _model(file: TfliteFile, outputs: Sequence[str] = (), signature: str | None = None) -> TfliteModel:
-    with damage(file.name):
+    with damage(file.name, "TensorFlow Lite model", CHECK):
         layer = TfliteGraph(file, outputs, signature)
         model = TfliteModel(layer)
         model.name = _identifier(layer.graph.name)
@@ -159,21 +159,6 @@ def load(path: str | os.PathLike[str], *, backend: Any = None, **options: Any) -
     from mithril.compiler import compile
 
     return compile(_model(read(path)), backend, **{"inference": True, **options})
-
-
-@contextmanager
-def damage(name: str) -> Iterator[None]:
-    """Report Python errors as damage of the file."""
-    try:
-        yield
-    except MithrilError:
-        raise
-    except (*MISTAKES, RecursionError, MemoryError) as cause:
-        raise InputError(
-            f"'{name}' is not a valid TensorFlow Lite model",
-            facts=[f"{type(cause).__name__}: {cause}"],
-            hint="check the file: ai_edge_litert.interpreter.Interpreter(path).allocate_tensors()",
-        ) from cause
 
 
 # -- selection --------------------------------------------------------------------------------------------------------

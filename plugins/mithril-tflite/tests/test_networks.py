@@ -213,7 +213,7 @@ def test_weights_of_four_bits_and_sparse_weights():
 
 
 def test_weights_of_eight_bits_with_float_activations_are_exact():
-    """The interpreter rounds activations to bytes for such products; here they stay floats."""
+    """Keep activations as floats, which the interpreter rounds to bytes for such products."""
     model = Model()
     g = model.graph()
     x = g.input([3, 16])
