@@ -39,6 +39,9 @@ from mithril_cbackend.lowering.pool import byte_pooling, pooling
 from mithril_cbackend.lowering.rows import cumulative, fused_rows, reductions, sorting
 from mithril_cbackend.lowering.scheduled import families
 
+MIN_RUN = 8  # positions of a gather that are worth a loop of their own
+MAX_RUNS = 8  # loops of a gather
+
 FAMILIES = (
     byte_convolution,
     byte_pooling,
@@ -163,6 +166,7 @@ class FusionPlanner:
                     step.template, step.scratch = self.machine.templates[step.template], []
                 step.read_stored()
                 step.in_bounds = frozenset(n for n in step.nodes if self.ranges.within_bounds(n))
+                step.runs = {n: runs for n in step.nodes if (runs := self._runs(n))}
                 if step.template is attention.attention:
                     step.scratch = attention.scratch(step, self.machine)
                 if step.template is fused_rows.rows:
@@ -173,6 +177,20 @@ class FusionPlanner:
                 if step.scheduled is not None:
                     step.scratch = []
         return FusionPlan(self.steps, self.views, self.in_place)
+
+    def _runs(self, node: Node) -> tuple[tuple[int, int, int], ...]:
+        """Return the runs of neighbors that a gather at constant positions reads; none if they are few of them."""
+        source = self.graph.input_of.get(operand(node, 1)) if node.op is ops.take else None
+        size = shape_of(operand(node))[node.attributes["axis"]] if source is not None else None
+        if source is None or source.role != "constant" or source.value.ndim != 1 or not isinstance(size, int):
+            return ()
+        positions = np.asarray(source.data, np.int64)
+        positions = np.clip(np.where(positions < 0, positions + size, positions), 0, size - 1)
+        first = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
+        sizes = np.diff(first, append=len(positions))
+        runs = [(int(k), int(n), int(positions[k])) for k, n in zip(first, sizes, strict=True) if n >= MIN_RUN]
+        covered = sum(n for _, n, _ in runs)
+        return tuple(runs) if 2 * covered >= len(positions) and len(runs) <= MAX_RUNS else ()
 
     def _add_user(self, value: Value | None, by: Kernel | None) -> None:
         if value is not None:
@@ -351,6 +369,9 @@ class FusionPlanner:
         anchor = kernel.anchor
         if not self._binds(node, kernel):
             return None
+        # An element of the outer one would read all operands of the inner one, for each of its operands.
+        if node.op is ops.concat and is_joined_again(kernel, node):
+            return None
         if kernel.template is attention.attention:
             return self._fuse_into_attention(node, kernel)
         lowering = LOWERINGS.get(anchor.op.name)
@@ -481,6 +502,18 @@ def is_producer(node: Node) -> bool:
 def has_plan_by_size(node: Node) -> bool:
     """Whether a convolution of images of open sizes selects its plan when it runs."""
     return node.op is ops.conv and not operand(node).type.is_static
+
+
+def is_joined_again(kernel: Kernel, node: Node) -> bool:
+    """Whether a kernel joins a joined value along another axis, or after other operations."""
+    depends = {node.result}
+    for other in kernel.nodes:
+        if any(v in depends for v in other.operands):
+            is_same_axis = other.attributes.get("axis") == node.attributes["axis"]
+            if other.op is ops.concat and not (node.result in other.operands and is_same_axis):
+                return True
+            depends.update(other.results)
+    return False
 
 
 def reads_narrow(kernel: Kernel) -> bool:

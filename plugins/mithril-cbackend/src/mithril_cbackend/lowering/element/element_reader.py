@@ -53,6 +53,9 @@ class Reader:
         self.producers = producers
         self.buffers = buffers
         self.shapes: dict[Value, tuple[int, ...]] = {}  # shapes of values with merged axes
+        # joined, padded or gathered value -> axis along which the current loop reads neighbors, their operand, and the
+        # position of an element minus that of its source
+        self.sources: dict[Node, tuple[int, int, int]] = {}
         # One table per block of code: an element that was computed in a loop is unknown after it.
         self.elements: list[dict[Any, t.Expr]] = [{}]
         self._keep_alive: list[Any] = []  # indices, which must stay alive because their ids are keys
@@ -332,11 +335,15 @@ def conjunction(conditions: list[t.Expr]) -> t.Expr:
 def _pad(reader: Reader, node: Node, index: Index) -> t.Expr:
     x, widths, mode = operand(node), node.attributes["widths"], node.attributes["mode"]
     shape, conditions, source_index = shape_of(x), [], []
-    for i, n, (before, after) in zip(index, shape, widths, strict=True):
+    inner_axis, _, _ = reader.sources.get(node, (-1, 0, 0))
+    for k, (i, n, (before, after)) in enumerate(zip(index, shape, widths, strict=True)):
         if before == 0 and after == 0:
             source_index.append(i)
             continue
         shifted = reader.position(i - int(before))
+        if k == inner_axis:
+            source_index.append(shifted)
+            continue
         conditions.append(between(shifted, 0, n))
         source_index.append(_copied_from(reader, shifted, n, mode))
     fill = _constant(reader, node, index)
@@ -357,8 +364,16 @@ def _copied_from(reader: Reader, shifted: Any, n: int, mode: str) -> Any:
     return reader.position(shifted - side * n if mode == "wrap" else inner * 2 - shifted + side)
 
 
+def _from_source(reader: Reader, node: Node, index: Index) -> t.Expr:
+    """Read an element of the operand that the current loop stays within."""
+    axis, k, shift = reader.sources[node]
+    return reader.at(operand(node, k), (*index[:axis], reader.position(index[axis] - shift), *index[axis + 1 :]))
+
+
 @rule(ops.concat)
 def _concat(reader: Reader, node: Node, index: Index) -> t.Expr:
+    if node in reader.sources:
+        return _from_source(reader, node, index)
     axis, result, end = node.attributes["axis"], None, 0
     for x in node.operands:
         assert x is not None
@@ -412,6 +427,8 @@ def _position_of(reader: Reader, node: Node, index: Index) -> Any:
 
 @rule(ops.take)
 def _take(reader: Reader, node: Node, index: Index) -> t.Expr:
+    if node in reader.sources:
+        return _from_source(reader, node, index)
     x, indices, axis = operand(node), operand(node, 1), node.attributes["axis"]
     rank = len(indices.shape)
     position = _position_of(reader, node, index[axis : axis + rank])

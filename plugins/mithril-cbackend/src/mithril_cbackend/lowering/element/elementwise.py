@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from mithril import ops
@@ -13,6 +14,7 @@ from mithril_cbackend.lowering.element.dynamic_slices import update_starts
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
+from mithril_cbackend.lowering.element.segments import Segments, segments_of
 from mithril_cbackend.lowering.element.transpose import final_transpose, transpose_squares
 from mithril_cbackend.lowering.element.vectorization import is_plain, vectorizable
 
@@ -54,12 +56,19 @@ def _upstream(producers: Mapping[Value, Node], values: Iterable[Value]) -> set[V
 
 def merged(values: Sequence[Value] | None, shape: tuple[int, ...], breaks: Sequence[int] = ()) -> list[list[int]]:
     """Group adjacent axes of ``shape`` that each value has in full or not at all; no group spans a break."""
-    if values is None or any(len(v.shape) > len(shape) for v in values):
-        return [[k] for k in range(len(shape))]
+    return grouped(None if values is None else [(shape_of(v), shape) for v in values], len(shape), breaks)
+
+
+def grouped(
+    shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]] | None, rank: int, breaks: Sequence[int] = ()
+) -> list[list[int]]:
+    """Group adjacent axes that each shape has in full or not at all, relative to the one that it is broadcast to."""
+    if shapes is None or any(len(s) > rank for s, _ in shapes):
+        return [[k] for k in range(rank)]
     groups: list[list[int]] = []
-    shapes = [(1,) * (len(shape) - len(v.shape)) + shape_of(v) for v in values]
-    for k in range(len(shape)):
-        if groups and k not in breaks and all(_covers_all_or_none(s, shape, [*groups[-1], k]) for s in shapes):
+    pairs = [((1,) * (rank - len(s)) + s, full) for s, full in shapes]
+    for k in range(rank):
+        if groups and k not in breaks and all(_covers_all_or_none(s, full, [*groups[-1], k]) for s, full in pairs):
             groups[-1].append(k)
         else:
             groups.append([k])
@@ -89,6 +98,10 @@ def elementwise(kernel: Kernel, name: str, machine: Machine) -> Any:
     node = None if machine.launches else final_transpose(kernel, machine.lanes())
     if node is not None:
         transpose_squares(frame, node)
+        return frame.finish()
+    parts = None if machine.launches else segments_of(kernel)
+    if parts is not None:
+        over_segments(frame, parts)
         return frame.finish()
     shape = shape_of(kernel.outputs[0])
     values = aligned_values(kernel)
@@ -133,7 +146,6 @@ def over_elements(frame: KernelBuilder, results: Sequence[Value], extents: Seque
     # Elements of less than 32 bits are computed in 32.
     lanes = min(frame.machine.lanes(v.dtype.bits if v.dtype.bits >= 32 else 32) for v in results)
     outer, inner = list(extents[:-1]), extents[-1] if extents else 1
-    num_vectors = inner // lanes if vectors else 0
     work = math.prod(extents) * len(frame.kernel.nodes)
 
     def body(index: Index) -> None:
@@ -147,25 +159,54 @@ def over_elements(frame: KernelBuilder, results: Sequence[Value], extents: Seque
         with frame.reader.nest("", extents, frame.kinds(extents, work)) as index:
             body(index)
         return
-    if len(outer) == 0 and num_vectors != 0:  # one long row: parallelize over its vectors
-        with (
-            frame.reader.loop("i", num_vectors, frame.parallel(work)) as i,
-            frame.reader.loop("j", lanes, t.VECTORIZED) as j,
-        ):
-            body((frame.reader.position(i * lanes + j),))
-        if inner % lanes != 0:
-            with frame.reader.loop("k", inner % lanes) as k:
-                body((frame.reader.position(k + num_vectors * lanes),))
+    if len(outer) == 0 and vectors:  # one long row: parallelize over its vectors
+        inner_loop(frame, (), inner, lanes, body, frame.parallel(work))
         return
     with frame.reader.nest("", outer, frame.kinds(outer, work)) as index:
         inner_loop(frame, index, inner, lanes if vectors else 0, body)
 
 
-def inner_loop(frame: KernelBuilder, index: Index, inner: int, lanes: int, body: Any) -> None:
+def over_segments(frame: KernelBuilder, segments: Segments) -> None:
+    """Generate loops over the outer axes, and in them a loop over each segment."""
+    kernel, reader = frame.kernel, frame.reader
+    shape, values = shape_of(kernel.outputs[0]), segments.aligned
+    pairs = None if values is None else [(shape_of(a.value), a.shape) for a in values]
+    groups = grouped(pairs, len(shape), breaks=(segments.axis,))
+    extents = merge(frame, None if values is None else [a.value for a in values], shape, groups)
+    axis = next(k for k, group in enumerate(groups) if group[0] == segments.axis)
+    scale = extents[axis] // shape[segments.axis]  # elements of the axes that are merged with it
+    lanes = min(frame.machine.lanes(max(v.dtype.bits, 32)) for v in kernel.outputs)
+    vectors = vectorizable([n for n in kernel.nodes if n not in segments.pieces])
+    outer, work = extents[:axis], math.prod(extents) * len(kernel.nodes)
+    kind = frame.parallel(work) if math.prod(outer) == 1 else t.SERIAL
+
+    def body(index: Index) -> None:
+        for v in kernel.outputs:
+            frame.write(v, index, reader.at(v, index))
+
+    with reader.nest("", outer, frame.kinds(outer, work)) as lead:
+        for low, high in pairwise(segments.bounds):
+            pieces = segments.sources(low)
+            reader.sources = {n: (axis, p.operand, p.shift * scale) for n, p in pieces.items()}
+            is_vector = vectors and all(n.op is ops.concat or n in pieces for n in segments.pieces)
+            *middle, inner = [(high - low) * scale, *extents[axis + 1 :]]
+
+            def moved(index: Index, first: int = low * scale) -> None:
+                position = reader.position(index[len(lead)] + first)
+                body((*lead, position, *index[len(lead) + 1 :]))
+
+            with reader.nest("", middle, {0: kind}) as index:
+                inner_loop(
+                    frame, (*lead, *index), inner, lanes if is_vector else 0, moved, t.SERIAL if middle else kind
+                )
+    reader.sources = {}
+
+
+def inner_loop(frame: KernelBuilder, index: Index, inner: int, lanes: int, body: Any, kind: Any = t.SERIAL) -> None:
     """Generate the loop over the last axis: full vectors, then a scalar remainder loop."""
     num_vectors = inner // lanes if lanes else 0
     if num_vectors != 0:
-        with frame.reader.loop("i", num_vectors) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:
+        with frame.reader.loop("i", num_vectors, kind) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:
             body((*index, frame.reader.position(i * lanes + j)))
     rest = inner % lanes if lanes else inner
     if rest != 0:

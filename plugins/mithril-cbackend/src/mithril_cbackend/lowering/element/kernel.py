@@ -33,6 +33,8 @@ class Kernel:
     kind: str = ""
     narrow: DType | None = None  # the dtype that the anchor's first operand was widened from without loss, if any
     in_bounds: frozenset[Node] = frozenset()  # gathers whose positions are known to be within bounds
+    # gather at constant positions -> its runs: first position in the result, size, first position in the operand
+    runs: dict[Node, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
     scheduled: Template | None = None  # writes the kernel by TVM's schedules in place of the template
     unscheduled: str = ""  # why the template writes it, if TVM could have
 
@@ -93,7 +95,7 @@ class Kernel:
         for node in self.nodes:
             read = ",".join(map(number, node.operands))
             results = ",".join(f"{number(v)}:{v.type}" for v in node.results)
-            mark = "!" if node in self.in_bounds else ""
+            mark = ("!" if node in self.in_bounds else "") + str(self.runs.get(node, ""))
             parts.append(f"{results}={node.op.name}{mark}({read}|{attributes_text(node.attributes, {})})")
         parts.append(">" + ",".join(map(number, self.outputs)) + "@" + number(self.anchor.results[0]))
         return ";".join(parts)
