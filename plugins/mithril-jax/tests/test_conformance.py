@@ -29,6 +29,7 @@ class TestJax(BackendConformance):
     backend = "jax"
     configurations = (ml.JaxBackend(dtype="float64"),)
     jit = True
+    joins = True
     compiler_options = QUICK
 
     @classmethod
