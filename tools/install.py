@@ -1,11 +1,13 @@
 """Install distributions of this repository from their wheels: ``install.py core numpy hub[text] ...``.
 
 Each wheel is built once for all environments of tox, and again when a file of its distribution changed, and all of
-them in one environment, as one for each wheel takes four times as long. ``-c FILE``, given first, are constraints.
+them in one environment, as one for each wheel takes four times as long. Environments that install at the same time
+wait for those that build. ``-c FILE``, given first, are constraints.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import re
 import subprocess
@@ -52,9 +54,17 @@ def build(sources: list[Path]) -> None:
 
 def main(names: list[str], constraints: list[str]) -> None:
     sources = {name: source_of(re.sub(r"\[.*", "", name)) for name in names}
-    stale = [source for source in sources.values() if not wheel_of(source)]
-    if stale:
-        build(stale)
+    WHEELS.mkdir(parents=True, exist_ok=True)
+    with open(WHEELS / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stale = [source for source in sources.values() if not wheel_of(source)]
+        if stale:
+            build(stale)
+        fcntl.flock(lock, fcntl.LOCK_SH)  # until it is installed, no wheel is built again
+        install(sources, constraints)
+
+
+def install(sources: dict[str, Path], constraints: list[str]) -> None:
     wheels = [(str(wheel_of(source)), "".join(re.findall(r"\[.*", name))) for name, source in sources.items()]
     installed = {distribution.name for distribution in importlib.metadata.distributions()}
     again = [wheel for (wheel, _), source in zip(wheels, sources.values(), strict=True) if source.name in installed]

@@ -14,4 +14,4 @@ def test_ci_runs_exactly_the_readmes_test_command():
     *drivers, command = commands[2:]
     assert not [line for line in drivers if "pip" in line or "tox" in line or "pytest" in line]
     assert f"\n```\n{command}\n```\n" in (PROJECT / "README.md").read_text()
-    assert command.endswith(".venv/bin/tox")
+    assert command.endswith(".venv/bin/tox -p 2")
