@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from mithril_webgpu.host import INSTALL, adapters
+from mithril_webgpu.host import WebGPUHost
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers next to this file
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 
 def pytest_collection_modifyitems(items):
-    if not adapters() and not os.environ.get("MITHRIL_REQUIRE_DEVICES"):
+    if not WebGPUHost.devices() and not os.environ.get("MITHRIL_REQUIRE_DEVICES"):
         for item in items:
             if item.get_closest_marker("no_device") is None:
-                item.add_marker(pytest.mark.skip(reason=f"no WebGPU device: {INSTALL}"))
+                item.add_marker(pytest.mark.skip(reason=f"no WebGPU device: {WebGPUHost.remedy}"))
 
 
 def pytest_configure(config):

@@ -12,7 +12,7 @@ import mithril as ml
 from mithril import ops
 from mithril.graph import Builder, Output, result
 from mithril.models import BatchNorm2d, Conv2d, Flatten, Linear, MaxPool2d, MultiHeadAttention, Relu, Sequential
-from mithril_webgpu.host import adapters
+from mithril_webgpu.host import WebGPUHost
 from mithril_webgpu.web import webassembly
 
 no_device = pytest.mark.no_device
@@ -25,7 +25,7 @@ def bound(model, backend, **options):
 
 def network():
     layers = [Conv2d(1, 6, 3, padding=1), BatchNorm2d(6), Relu(), MaxPool2d(2), Flatten(), Linear(96, 10)]
-    return bound(Sequential(*layers), "webgpu" if adapters() else "c", shapes={"input": [2, 1, 8, 8]})
+    return bound(Sequential(*layers), "webgpu" if WebGPUHost.devices() else "c", shapes={"input": [2, 1, 8, 8]})
 
 
 def cached():
@@ -121,7 +121,7 @@ def test_kernels_compile_within_the_default_limits(sites):
         "max-compute-invocations-per-workgroup": 256,
         "max-compute-workgroup-storage-size": 16 << 10,
     }
-    device = adapters()[0].request_device_sync(required_limits=limits)
+    device = WebGPUHost.devices()[0].request_device_sync(required_limits=limits)
     assert {name: device.limits[name] for name in limits} == limits
     for folder, _ in sites.values():
         description = json.loads((folder / "model.json").read_text())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from mithril_cbackend.devices.backend import DeviceBackend
 from mithril_cbackend.devices.host import Host
 
@@ -14,15 +12,7 @@ class OpenCLBackend(DeviceBackend):
     name = "opencl"
 
     @classmethod
-    def open(cls, number: int) -> Host:
+    def host_type(cls) -> type[Host]:
         from mithril_opencl.host import OpenCLHost
 
-        return OpenCLHost(number)
-
-    @classmethod
-    def diagnose(cls) -> Mapping[str, str]:
-        """Return the rows that ``mithril doctor`` prints."""
-        from mithril_opencl.host import devices, label
-
-        listed = devices()
-        return {f"device {k}": label(d) for k, d in enumerate(listed)} or {"devices": "none: no driver is installed"}
+        return OpenCLHost

@@ -7,39 +7,34 @@ from typing import Any
 
 import pyopencl as cl
 
-from mithril.graph import ALL, BackendError
+from mithril.graph import ALL
 from mithril_cbackend.devices.host import Array, Buffer, Host
 from mithril_cbackend.devices.languages import OPENCL
 from mithril_cbackend.devices.launches import Launch
 from mithril_cbackend.devices.model import DeviceModel
 
-INSTALL = "install the driver of the device, or one for CPUs: pip install 'mithril-opencl[cpu]'"
-
-
-def devices() -> list[Any]:
-    """Return the devices of all drivers, GPUs first."""
-    try:
-        listed = [d for platform in cl.get_platforms() for d in platform.get_devices()]
-    except cl.LogicError:  # no driver is installed
-        return []
-    return sorted(listed, key=lambda d: not d.type & cl.device_type.GPU)
-
-
-def label(device: Any) -> str:
-    return f"{device.name.strip()} ({device.platform.name.strip()}, {device.version.strip()})"
-
 
 class OpenCLHost(Host):
     """A device and its queue, which runs launches in order."""
 
-    def __init__(self, number: int) -> None:
+    kind = "OpenCL"
+    remedy = "install the driver of the device, or one for CPUs: pip install 'mithril-opencl[cpu]'"
+
+    @classmethod
+    def devices(cls) -> list[Any]:
+        try:
+            listed = [d for platform in cl.get_platforms() for d in platform.get_devices()]
+        except cl.LogicError:  # no driver is installed
+            return []
+        return sorted(listed, key=lambda d: not d.type & cl.device_type.GPU)
+
+    @classmethod
+    def title(cls, device: Any) -> str:
+        return f"{device.name.strip()} ({device.platform.name.strip()}, {device.version.strip()})"
+
+    def __init__(self, device: Any) -> None:
         super().__init__()
-        listed = devices()
-        if number >= len(listed):
-            facts = [f"device {k}: {label(d)}" for k, d in enumerate(listed)] or ["no OpenCL driver is installed"]
-            raise BackendError(f"OpenCL has no device {number}", facts=facts, hint=INSTALL)
-        device = listed[number]
-        self.label = label(device)
+        self.label = self.title(device)
         self.largest_buffer, self.memory = int(device.max_mem_alloc_size), int(device.global_mem_size)
         lacks = set() if "cl_khr_fp64" in device.extensions else {"float64"}
         self.model = DeviceModel(
@@ -54,6 +49,8 @@ class OpenCLHost(Host):
     def reserve(self, size: int) -> Any:
         try:
             return cl.Buffer(self.context, cl.mem_flags.READ_WRITE, size)
+        except cl.MemoryError as error:
+            raise self.full(size) from error
         except cl.Error as error:
             raise self.failed("allocate memory", error) from error
 
@@ -74,11 +71,7 @@ class OpenCLHost(Host):
         try:
             program = cl.Program(self.context, text).build()
         except cl.Error as error:
-            raise BackendError(
-                f"the OpenCL driver of '{self.label}' cannot compile {len(launches)} kernels",
-                facts=[line for line in str(error).splitlines() if line.strip()][:6],
-                hint="this is a bug in mithril-opencl or in the driver: please report it with str(compiled.graph)",
-            ) from error
+            raise self.refused(f"{len(launches)} kernels", error) from error
         return [cl.Kernel(program, launch.name) for launch in launches]
 
     def launch(self, kernel: Any, launch: Launch, buffers: Sequence[Buffer]) -> None:
@@ -94,10 +87,3 @@ class OpenCLHost(Host):
             function(*arguments, **keywords)
         except cl.Error as error:
             raise self.failed(action, error) from error
-
-    def failed(self, action: str, error: Exception) -> BackendError:
-        return BackendError(
-            f"the device '{self.label}' could not {action}",
-            facts=[str(error)],
-            hint="a driver that lost its device needs a new process; else compile with smaller shapes",
-        )

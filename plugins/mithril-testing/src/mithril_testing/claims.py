@@ -206,6 +206,7 @@ class ClaimChecks:
                 assert exact is not None, f"memory={claims.memory!r}, but no exact figure"
             if exact is not None:
                 assert abs(measured - exact[0]) <= ACCURACY * exact[0], f"exact: {exact}, but measured: {measured}"
+                assert memory_use(run.graph, backend, {}, run).label  # reports print it
 
         self.check(["claim:memory"], action)
 

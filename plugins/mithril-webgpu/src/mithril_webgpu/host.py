@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import wgpu
 
-from mithril.graph import BackendError, DType
 from mithril_cbackend.devices.host import Array, Buffer, Host
 from mithril_cbackend.devices.launches import Launch
-from mithril_cbackend.devices.model import DeviceModel
+from mithril_cbackend.devices.model import BROWSER, DeviceModel
 from mithril_cbackend.devices.wgsl import WEBGPU
 
-INSTALL = "install the driver of the device for Vulkan, Metal or Direct3D 12, or one for CPUs: mesa-vulkan-drivers"
 KINDS = ("DiscreteGPU", "IntegratedGPU")
 USAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 LIMITS = (
@@ -25,32 +23,38 @@ LIMITS = (
 PENDING = 256  # launches, after which the device starts while further ones are encoded
 
 
-def adapters() -> list[Any]:
-    """Return the devices of all drivers, GPUs first; OpenGL would list the same ones again."""
-    listed = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] != "OpenGL"]
-    return sorted(listed, key=lambda a: KINDS.index(a.info["adapter_type"]) if a.info["adapter_type"] in KINDS else 2)
-
-
 class WebGPUHost(Host):
     """A device and its queue; launches are encoded until something waits for them."""
 
+    kind = "WebGPU"
+    remedy = "install the driver of the device for Vulkan, Metal or Direct3D 12, or one for CPUs: mesa-vulkan-drivers"
     memory = None  # WebGPU does not say
 
-    def __init__(self, number: int, dtypes: frozenset[DType]) -> None:
+    @classmethod
+    def devices(cls) -> list[Any]:
+        # OpenGL would list the same ones again.
+        listed = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] != "OpenGL"]
+
+        def rank(adapter: Any) -> int:
+            name = adapter.info["adapter_type"]
+            return KINDS.index(name) if name in KINDS else len(KINDS)
+
+        return sorted(listed, key=rank)
+
+    @classmethod
+    def title(cls, device: Any) -> str:
+        return str(device.summary)
+
+    def __init__(self, adapter: Any) -> None:
         super().__init__()
-        listed = adapters()
-        if number >= len(listed):
-            facts = [f"device {k}: {a.summary}" for k, a in enumerate(listed)] or ["no driver is installed"]
-            raise BackendError(f"WebGPU has no device {number}", facts=facts, hint=INSTALL)
-        adapter = listed[number]
-        self.label = str(adapter.summary)
+        self.label = self.title(adapter)
         limits = adapter.limits
         with self.guarded("open"):
             self.device = adapter.request_device_sync(required_limits={name: limits[name] for name in LIMITS})
         self.largest_buffer = min(limits["max-buffer-size"], limits["max-storage-buffer-binding-size"])
         self.model = DeviceModel(
             "webgpu",
-            dtypes,
+            BROWSER.dtypes,
             narrows=True,
             largest_group=limits["max-compute-invocations-per-workgroup"],
             shared_bytes=limits["max-compute-workgroup-storage-size"],
@@ -90,11 +94,7 @@ class WebGPUHost(Host):
             stage = {"module": module, "entry_point": launch.name}
             pipeline = self.device.create_compute_pipeline(layout="auto", compute=stage)
         except wgpu.GPUError as error:
-            raise BackendError(
-                f"the WebGPU driver of '{self.label}' cannot compile the kernel '{launch.name}'",
-                facts=[line for line in str(error).splitlines() if line.strip()][:6],
-                hint="this is a bug in mithril-webgpu or in the driver: please report it with str(compiled.graph)",
-            ) from error
+            raise self.refused(f"the kernel '{launch.name}'", error) from error
         return pipeline, pipeline.get_bind_group_layout(0)
 
     def launch(self, kernel: Any, launch: Launch, buffers: Sequence[Buffer]) -> None:
@@ -140,8 +140,4 @@ class WebGPUHost(Host):
         try:
             yield
         except (wgpu.GPUError, RuntimeError) as error:
-            raise BackendError(
-                f"the device '{self.label}' could not {action}",
-                facts=[line for line in str(error).splitlines() if line.strip()][:6],
-                hint="a driver that lost its device needs a new process; else compile with smaller shapes",
-            ) from error
+            raise self.failed(action, error) from error

@@ -26,17 +26,32 @@ class DeviceBackend(Backend):
 
     @classmethod
     @abstractmethod
-    def open(cls, number: int) -> Host:
-        """Open a device by its position in the list of the driver."""
+    def host_type(cls) -> type[Host]:
+        """Import and return the class of the devices."""
+
+    @classmethod
+    def diagnose(cls) -> Mapping[str, str]:
+        """Return the rows that ``mithril doctor`` prints."""
+        kind = cls.host_type()
+        rows = {f"device {k}": kind.title(d) for k, d in enumerate(kind.devices())}
+        return rows or {"devices": f"none: {kind.absence()}"}
+
+    @property
+    def number(self) -> int:
+        """The position of the device in the list of the drivers."""
+        return int(self.device.partition(":")[2] or 0)
 
     @property
     def host(self) -> Host:
         """The device, opened once in a process."""
-        number = int(self.device.partition(":")[2] or 0)
-        key = type(self).name, number
+        key = type(self).name, self.number
         if key not in self.hosts:
-            self.hosts[key] = self.open(number)
+            self.hosts[key] = self.host_type().opened(self.number)
         return self.hosts[key]
+
+    def host_of(self, options: BuildOptions) -> Host:
+        """Return the device that a program is compiled for."""
+        return self.host
 
     @property
     def capabilities(self) -> Capabilities:
@@ -73,7 +88,7 @@ class DeviceBackend(Backend):
         self.check_options(options)
         if any(symbols(*i.type.shape) for i in graph.inputs):
             raise ExactSizesRequired(f"backend '{self.name}' compiles a program for each size")
-        return build(graph, self.host, options)
+        return build(graph, self.host_of(options), options)
 
     # -- memory -------------------------------------------------------------------------------------------------------
     def embedded_weights(self, executable: Any, size: int) -> tuple[Sequence[Any], int]:
@@ -88,7 +103,7 @@ class DeviceBackend(Backend):
             return None
         model = executable.host.model
         results = sum(math.prod(s) * np.dtype(model.storage(d)).itemsize for _, s, d in executable.results)
-        return executable.arena + results, "buffers of the device"
+        return executable.arena + results, "arena"
 
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
         run()

@@ -49,7 +49,7 @@ class DeviceExecutable:
     @property
     def source(self) -> str:
         """The text of all kernels."""
-        return "\n".join(f"// {line}" for line in self.plugins) + "\n".join(x.text for x in self.program.launches)
+        return "\n".join([*(f"// {line}" for line in self.plugins), *(x.text for x in self.program.launches)])
 
     def on_device(self, name: str, array: Any) -> DeviceArray:
         if isinstance(array, DeviceArray) and array.host is self.host:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from mithril.backend import memory_plan
-from mithril.graph import DType, MemoryLimitError, dtype as as_dtype
+from mithril.graph import BackendError, DType, MemoryLimitError, dtype as as_dtype
 from mithril_cbackend.devices.launches import Launch
 from mithril_cbackend.devices.model import DeviceModel
 
@@ -34,8 +34,13 @@ class Buffer:
 
 
 class Host(ABC):
-    """One device. Kernels are objects of the host; errors of its driver become mithril's."""
+    """One device. Kernels are objects of the host; errors of its driver become mithril's.
 
+    The class lists the devices of all drivers, and is called with one of them.
+    """
+
+    kind: ClassVar[str]  # the interface of the drivers, as errors name it
+    remedy: ClassVar[str]  # how to install a driver
     model: DeviceModel
     label: str  # the device and its driver, in words
     largest_buffer: int  # bytes
@@ -44,24 +49,68 @@ class Host(ABC):
     def __init__(self) -> None:
         self.allocated = self.peak = 0
 
+    @classmethod
+    @abstractmethod
+    def devices(cls) -> Sequence[Any]:
+        """Return the devices of all drivers, GPUs first."""
+
+    @classmethod
+    @abstractmethod
+    def title(cls, device: Any) -> str:
+        """Return a device and its driver in words."""
+
+    @classmethod
+    def absence(cls) -> str:
+        """Return why no device is listed."""
+        return f"no {cls.kind} driver is installed"
+
+    @classmethod
+    def opened(cls, number: int) -> Self:
+        """Open a device by its position in the list."""
+        listed = cls.devices()
+        if number < len(listed):
+            return cls(listed[number])  # type: ignore[call-arg]
+        facts = [f"device {k}: {cls.title(d)}" for k, d in enumerate(listed)] or [cls.absence()]
+        raise BackendError(f"{cls.kind} has no device {number}", facts=facts, hint=cls.remedy)
+
     def allocate(self, size: int) -> Buffer:
         """Return a buffer of at least this many bytes; raise MemoryLimitError if the device has no room for it."""
         available = math.inf if self.memory is None else self.memory - self.allocated
         if size > min(self.largest_buffer, available):
-            total = "" if self.memory is None else f" of {memory_plan.format_bytes(self.memory)}"
-            raise MemoryLimitError(
-                f"the device '{self.label}' has no room for an array of {memory_plan.format_bytes(size)}",
-                facts=[
-                    f"in use: {memory_plan.format_bytes(self.allocated)}{total}",
-                    f"largest array: {memory_plan.format_bytes(self.largest_buffer)}",
-                ],
-                hint="compile with smaller shapes, or release arrays of the device that are no longer needed",
-            )
+            raise self.full(size)
         return Buffer(self, max(-(-size // 4) * 4, 4))  # WebGPU copies words
+
+    def full(self, size: int) -> MemoryLimitError:
+        """Return the error for an array that the device has no room for."""
+        total = "" if self.memory is None else f" of {memory_plan.format_bytes(self.memory)}"
+        return MemoryLimitError(
+            f"the device '{self.label}' has no room for an array of {memory_plan.format_bytes(size)}",
+            facts=[
+                f"in use: {memory_plan.format_bytes(self.allocated)}{total}",
+                f"largest array: {memory_plan.format_bytes(self.largest_buffer)}",
+            ],
+            hint="compile with smaller shapes, or release arrays of the device that are no longer needed",
+        )
+
+    def failed(self, action: str, cause: object) -> BackendError:
+        """Return the error for a call of the driver that failed."""
+        return BackendError(
+            f"the device '{self.label}' could not {action}",
+            facts=_lines(cause),
+            hint="a driver that lost its device needs a new process; else compile with smaller shapes",
+        )
+
+    def refused(self, kernels: str, cause: object) -> BackendError:
+        """Return the error for kernels that the driver cannot compile."""
+        return BackendError(
+            f"the {self.kind} driver of '{self.label}' cannot compile {kernels}",
+            facts=_lines(cause),
+            hint="this is a bug in mithril or in the driver: please report it with str(compiled.graph)",
+        )
 
     @abstractmethod
     def reserve(self, size: int) -> Any:
-        """Return memory of the driver."""
+        """Return an object of the driver that frees its memory when it is deleted."""
 
     @abstractmethod
     def write(self, buffer: Buffer, data: Array) -> None:
@@ -86,6 +135,10 @@ class Host(ABC):
     @abstractmethod
     def finish(self) -> None:
         """Wait for all launches."""
+
+
+def _lines(cause: object) -> list[str]:
+    return [line for line in str(cause).splitlines() if line.strip()][:6]
 
 
 def to_storage(model: DeviceModel, data: Array, dtype: DType) -> Array:

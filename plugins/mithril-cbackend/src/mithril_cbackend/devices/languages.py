@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mithril_cbackend.c_names import INT8X4, LIBRARY
 
 C_FUNCTIONS = (
     *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "exp", "expm1"),
@@ -22,6 +25,8 @@ class Language:
     tests_nan: bool = False  # whether drivers replace comparisons by others that differ for nan
     reserved: frozenset[str] = frozenset()  # words that names of kernels must not be
     prelude: str = ""
+    target: Mapping[str, str] = field(default_factory=dict)  # options of TVM's target
+    generator: str | None = None  # the module that registers parts of TVM's generator, if they are in Python
 
     def finished(self, text: str, groups: int) -> str:
         """Return the text that TVM printed for a number of workgroups, corrected."""
@@ -32,12 +37,17 @@ OPENCL = Language(
     "opencl",
     prelude="#ifdef cl_khr_fp64\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n#endif\n"
     + "".join(f"#define {f}f {f}\n" for f in C_FUNCTIONS)
-    + """#define float32_from_int32(x) as_float((int)(x))
-#define float32_from_uint32(x) as_float((uint)(x))
-#define int32_from_float32(x) as_int((float)(x))
-#define uint32_from_float32(x) as_uint((float)(x))
-#define float64_from_int64(x) as_double((long)(x))
-float float_from_half(ushort x) {
+    + "".join(
+        f"#define {target}_from_{source}(x) as_{as_target}(({as_source})(x))\n"
+        for types in (
+            (("float32", "float"), ("int32", "int"), ("uint32", "uint")),
+            (("float64", "double"), ("int64", "long"), ("uint64", "ulong")),
+        )
+        for target, as_target in types
+        for source, as_source in types
+        if target != source
+    )
+    + """float float_from_half(ushort x) {
   return vload_half(0, (const half *)&x);
 }
 ushort half_from_float(float x) {
@@ -50,4 +60,51 @@ ushort half_from_float(float x) {
         ("kernel", "global", "local", "constant", "private", "half", "image", "vec", "dot", "cross", "length", "step")
         + ("mix", "sign", "select")
     ),
+)
+
+_CUDA_PRELUDE = """typedef long long int64_t;
+typedef unsigned long long uint64_t;
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+#define float32_from_int32(x) __int_as_float((int)(x))
+#define float32_from_uint32(x) __uint_as_float((unsigned)(x))
+#define int32_from_float32(x) __float_as_int(x)
+#define uint32_from_float32(x) __float_as_uint(x)
+#define int32_from_uint32(x) ((int)(x))
+#define uint32_from_int32(x) ((uint)(x))
+#define float64_from_int64(x) __longlong_as_double((long long)(x))
+#define float64_from_uint64(x) __longlong_as_double((long long)(x))
+#define int64_from_float64(x) __double_as_longlong(x)
+#define uint64_from_float64(x) ((uint64_t)__double_as_longlong(x))
+#define int64_from_uint64(x) ((int64_t)(x))
+#define uint64_from_int64(x) ((uint64_t)(x))
+static __device__ float float_from_half(unsigned short x) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x));
+  return result;
+}
+static __device__ unsigned short half_from_float(float x) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+"""
+
+
+@dataclass(frozen=True)
+class CUDALanguage(Language):
+    """CUDA C++."""
+
+    def finished(self, text: str, groups: int) -> str:
+        # TVM's helpers before it need headers, and it is declared first.
+        return text[text.rindex('extern "C" __global__') :]
+
+
+CUDA = CUDALanguage(
+    "cuda",
+    prelude=_CUDA_PRELUDE,
+    target={"arch": "sm_80"},  # of TVM's instructions for tensor cores, which kernels do not have
+    generator="tvm.backend.cuda.codegen.header",
+    reserved=INT8X4 | LIBRARY | {"uchar", "ushort", "uint", "blockIdx", "threadIdx", "blockDim", "gridDim", "warpSize"},
 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from mithril_cbackend import tir as t
-from mithril_cbackend.devices.languages import OPENCL, Language
+from mithril_cbackend.devices.languages import CUDA, OPENCL, Language
 from mithril_cbackend.devices.model import DeviceModel
 from mithril_cbackend.devices.portable import portable
 from mithril_cbackend.devices.wgsl import WEBGPU
@@ -16,7 +17,7 @@ from mithril_cbackend.tir.tvm_api import nodes as n, stmt, tirx, tvm, undefined_
 
 GROUP = "group"  # annotation of a loop whose iterations are workgroups of this many threads
 DEVICE_KERNEL = 2  # TVM's calling convention of functions that are launched
-LANGUAGES = {language.name: language for language in (OPENCL, WEBGPU)}
+LANGUAGES = {language.name: language for language in (CUDA, OPENCL, WEBGPU)}
 LANE = "lane"  # the variable of a thread in its workgroup
 
 
@@ -108,7 +109,9 @@ def _printed(
     read = {s.data.name for s in buffers}
     order = tuple(k for k, p in enumerate(parameters.values()) if p.name in read)
     pointers = [p for p in parameters.values() if p.name in read]
-    kind = tvm.target.Target({"kind": language.name})
+    if language.generator:
+        import_module(language.generator)
+    kind = tvm.target.Target({"kind": language.name, **language.target})
     function = tirx.PrimFunc(pointers, t.sequence([*buffers, body]), None)
     # The attributes that TVM's pass sets which splits kernels from their host. That pass, and the one that lowers
     # intrinsics, substitute named values back, in exponential time; kernels have no intrinsics left.
