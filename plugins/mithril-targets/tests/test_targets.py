@@ -98,7 +98,8 @@ def test_detection_is_quick():
         ("NVIDIA H100 PCIe", "nvidia_h100_pcie"),
         ("NVIDIA H200", "nvidia_h200"),
         ("NVIDIA B200", "nvidia_b200"),
-        ("NVIDIA GeForce RTX 4090", None),
+        ("NVIDIA GeForce RTX 4090", "nvidia_rtx4090"),
+        ("NVIDIA GeForce RTX 3060", None),
     ],
 )
 def test_names_of_gpus(model, name):

@@ -144,8 +144,8 @@ class HardwareTarget:
     replace its declared flops in estimates. ``costs`` are for estimates of time and memory: "efficiency" is the share
     of the peak that products reach, "vector_flops" the operations per second outside of products, "launch" the seconds
     before a kernel, "interconnect" the bytes per second between devices, "hop" the seconds of a message,
-    "usable_memory" the bytes that programs get, "cores", "clock" and "devices_per_chip". Keys of your own are for
-    passes of your own.
+    "usable_memory" the bytes that programs get, "cores", "clock", "devices_per_chip", and the compute "capability" of
+    a GPU. Keys of your own are for passes of your own.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""NVIDIA data center GPUs: dense rates of the data sheets, with tensor cores where a dtype uses them."""
+"""NVIDIA GPUs: dense rates of the data sheets, with tensor cores where a dtype uses them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ DTYPES = ("bfloat16", "float16", "float32", "int8", "float64", "int32", "int64",
 def _gpu(
     name: str,
     *aliases: str,
+    capability: float,
     half: float,
     single: float,
     double: float,
@@ -36,6 +37,7 @@ def _gpu(
         memory=int(memory),
         dtypes=DTYPES,
         costs={
+            "capability": capability,
             "interconnect": link,
             "hop": 3e-6,
             "launch": 4e-6,
@@ -53,6 +55,7 @@ TARGETS = (
         "nvidia_a100",
         "a100",
         "nvidia_a100_80gb",
+        capability=8.0,
         half=312e12,
         single=19.5e12,
         double=9.7e12,
@@ -66,6 +69,7 @@ TARGETS = (
     _gpu(
         "nvidia_a100_40gb",
         "a100_40gb",
+        capability=8.0,
         half=312e12,
         single=19.5e12,
         double=9.7e12,
@@ -79,6 +83,7 @@ TARGETS = (
     _gpu(
         "nvidia_h100",
         "h100",
+        capability=9.0,
         half=989e12,
         single=67e12,
         double=34e12,
@@ -92,6 +97,7 @@ TARGETS = (
     _gpu(
         "nvidia_h100_pcie",
         "h100_pcie",
+        capability=9.0,
         half=756e12,
         single=51e12,
         double=26e12,
@@ -105,6 +111,7 @@ TARGETS = (
     _gpu(
         "nvidia_h200",
         "h200",
+        capability=9.0,
         half=989e12,
         single=67e12,
         double=34e12,
@@ -118,6 +125,7 @@ TARGETS = (
     _gpu(
         "nvidia_b200",
         "b200",
+        capability=10.0,
         half=2250e12,
         single=75e12,
         double=37e12,
@@ -127,6 +135,20 @@ TARGETS = (
         memory=180e9,
         link=900e9,
         summary="B200 of an HGX board, 180 GB",
+    ),
+    _gpu(
+        "nvidia_rtx4090",
+        "rtx4090",
+        capability=8.9,
+        half=165.2e12,
+        single=82.6e12,
+        double=1.29e12,
+        int8=660.6e12,
+        tf32=82.6e12,
+        bandwidth=1.008e12,
+        memory=24 * GIB,
+        link=32e9,  # PCIe 4
+        summary="GeForce RTX 4090, 24 GB",
     ),
 )
 
@@ -138,6 +160,7 @@ _NAMES = (
     (r"H100", "nvidia_h100"),
     (r"H200", "nvidia_h200"),
     (r"B200", "nvidia_b200"),
+    (r"RTX 4090$", "nvidia_rtx4090"),
 )
 
 

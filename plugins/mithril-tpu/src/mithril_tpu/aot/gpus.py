@@ -1,6 +1,6 @@
 """Descriptions of NVIDIA GPUs for XLA's compiler, which requires neither a driver nor the toolkit.
 
-The figures are from NVIDIA's data sheets and the tables of compute capabilities in its programming guide.
+The figures are from NVIDIA's data sheets; compute capabilities are those of the targets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 class Chip:
     """The properties of a GPU's multiprocessors that the compiler requires, and their number."""
 
-    capability: tuple[int, int]
     processors: int
     lanes: int  # float32 units per multiprocessor
     clock: float  # GHz
@@ -32,11 +31,11 @@ class Chip:
 
 
 def _ampere(label: str) -> Chip:
-    return Chip((8, 0), 108, 64, 1.41, 40 * MIB, 164 * KIB, label)
+    return Chip(108, 64, 1.41, 40 * MIB, 164 * KIB, label)
 
 
 def _hopper(label: str, processors: int, clock: float) -> Chip:
-    return Chip((9, 0), processors, 128, clock, 50 * MIB, 228 * KIB, label)
+    return Chip(processors, 128, clock, 50 * MIB, 228 * KIB, label)
 
 
 CHIPS = {
@@ -45,7 +44,8 @@ CHIPS = {
     "nvidia_h100": _hopper("NVIDIA H100 80GB HBM3", 132, 1.98),
     "nvidia_h100_pcie": _hopper("NVIDIA H100 PCIe", 114, 1.755),
     "nvidia_h200": _hopper("NVIDIA H200", 132, 1.98),
-    "nvidia_b200": Chip((10, 0), 148, 128, 1.965, 126 * MIB, 228 * KIB, "NVIDIA B200"),
+    "nvidia_b200": Chip(148, 128, 1.965, 126 * MIB, 228 * KIB, "NVIDIA B200"),
+    "nvidia_rtx4090": Chip(128, 128, 2.52, 72 * MIB, 100 * KIB, "NVIDIA GeForce RTX 4090"),
 }
 
 
@@ -110,7 +110,7 @@ def description(chip: Chip, target: HardwareTarget) -> str:
         "registers_per_core_limit": 1 << 16,
         "registers_per_block_limit": 1 << 16,
     }
-    major, minor = chip.capability
+    major, minor = divmod(round(10 * target.costs["capability"]), 10)
     lines = [
         "gpu_device_info {",
         *(f"  {key}: {value}" for key, value in device.items()),
