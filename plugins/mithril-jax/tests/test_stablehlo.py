@@ -278,3 +278,17 @@ def test_wrong_sources(tmp_path):
     open_sizes = ml.compile(Relu(), ml.JaxBackend(), inference=True)
     with pytest.raises(ml.InputError, match="static shapes"):
         open_sizes.export(tmp_path / "open.mlir")
+
+
+def test_inputs_whose_names_become_one_identifier():
+    names = [f'tensor<2xf32> {{mithril.name = "{name}"}}' for name in ("a.b", "a_b")]
+    lines = [
+        f"func.func public @main(%arg0: {names[0]}, %arg1: {names[1]}) -> tensor<2xf32> {{",
+        "  %0 = stablehlo.subtract %arg0, %arg1 : tensor<2xf32>",
+        "  return %0 : tensor<2xf32>",
+        "}",
+    ]
+    model = ml.from_stablehlo("\n".join(lines))
+    assert model.inputs == ("a_b", "a_b_2")
+    x, y = np.full(2, 5, np.float32), np.full(2, 3, np.float32)
+    assert ml.compile(model, "numpy", inference=True)({"a_b": x, "a_b_2": y})["output0"].tolist() == [2, 2]

@@ -60,7 +60,7 @@ def test_a_constant_of_a_thousand_million_elements():
         h.make_node("ReduceMax", ["c"], ["m"]),
         h.make_node("Add", ["x", "m"], ["y"]),
     ]
-    with pytest.raises(ml.UnsupportedError, match="1000000000 elements is too large"):
+    with pytest.raises(ml.UnsupportedError, match=r"a constant of the sizes \[1000000000\] cannot be made"):
         ml.compile(ml.from_onnx(model(nodes, initializers=[shape])), "numpy", inference=True)(
             {"x": np.ones((2, 3), "f")}
         )

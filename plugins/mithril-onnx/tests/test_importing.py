@@ -11,7 +11,8 @@ from onnx import TensorProto as T
 
 import mithril as ml
 from mithril import ops
-from mithril_onnx.table import OPERATORS
+from mithril_importing.table import Signature
+from mithril_onnx.table import KINDS, OPERATORS
 from mithril_tools import cli
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -51,7 +52,7 @@ def two_layers():
 def test_names_shapes_and_numbers():
     imported = ml.from_onnx(two_layers())
     assert imported.inputs == ("x",)
-    assert str(imported.shapes["x"][0]) == "batch"
+    assert imported.inputs_by_name["x"].declared_shape == ("batch", 4)
     compiled = ml.compile(imported, "numpy")
     for rows in (1, 3):
         x = rng.normal(size=(rows, 4)).astype(np.float32)
@@ -258,7 +259,9 @@ def test_a_broken_operator_is_named_with_both_values(monkeypatch, tmp_path):
     agreed = CliRunner().invoke(cli.main, command)
     assert agreed.exit_code == 0 and "everything agrees" in agreed.output
     relu = OPERATORS.find("", "Relu", 20)
-    monkeypatch.setattr(OPERATORS, "_rows", {**OPERATORS._rows, ("", "Relu"): [replace(relu, function=ops.gelu)]})
+    monkeypatch.setattr(
+        OPERATORS, "_rows", {**OPERATORS._rows, ("", "Relu"): [replace(relu, signature=Signature.of(ops.gelu, KINDS))]}
+    )
     broken = CliRunner().invoke(cli.main, command)
     assert broken.exit_code == 1 and "node 'y' of the source: %y = gelu" in broken.output
     monkeypatch.setattr("mithril_onnx.running.find_spec", lambda name: None)  # by the evaluator of onnx

@@ -255,7 +255,7 @@ def test_unsupported_operators_are_listed_together():
     assert str(error.value) == (
         "2 operators have no meaning here, in 'model'\n"
         "  UNIQUE, once: operator 0 'a' (the size of its result depends on data)\n"
-        "  custom operator 'Detect', 2 times, first: operator 1 'b' (code that is not in the file)\n"
+        "  custom operator 'Detect', 2 times: operator 1 'b', operator 2 'c' (code that is not in the file)\n"
         "hint: ml.from_tflite(path, outputs=[...]) stops before them, at tensors of these names"
     )
 

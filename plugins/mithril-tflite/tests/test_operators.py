@@ -463,5 +463,6 @@ def test_every_operator_has_a_case_and_takes_its_options():
     for name, row in OPERATORS.items():
         assert name in NAMES
         fields = {f.partition(":")[0] for f in OPTIONS.get(name, (0, ""))[1].split()} - {"_"}
-        assert row.takes - {"context", "masks"} <= fields or name == "STRIDED_SLICE"
-        assert fields - row.takes <= {"activation"} or name == "STRIDED_SLICE"
+        keywords = set(row.signature.keywords)
+        assert keywords - {"context", "masks"} <= fields or name == "STRIDED_SLICE"
+        assert fields - keywords <= {"activation"} or name == "STRIDED_SLICE"

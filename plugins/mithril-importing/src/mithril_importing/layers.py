@@ -78,6 +78,8 @@ class ImportedLayer(Layer):
 
     def _check_border(self, inner: ImportedLayer, new: Layer) -> None:
         calls = [[p.scope for p in region.inner() if p.scope.path == inner.path] for region in self.regions]
+        # One call of a replacement runs where the layer ran: operations of others between its own would be both before
+        # and after it.
         contiguous = all(len(scopes) == len(set(scopes)) for scopes in calls)
         required, terminals = len(new.inputs), len(new.inputs + new.optional)
         fits = all(required <= len(r.reads) <= terminals and len(r.results) == len(new.outputs) for r in inner.regions)

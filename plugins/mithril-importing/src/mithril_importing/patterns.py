@@ -66,6 +66,7 @@ def known_layer(
     """
 
     def known(path: str, regions: Sequence[Region]) -> Layer | None:
+        # Training and inference, or several calls, are one layer only if they are the same one.
         matches = {_match(path, region, shapes, dtypes) for region in regions}
         match = matches.pop() if len(matches) == 1 else None
         return None if match is None else match.create()
@@ -75,6 +76,7 @@ def known_layer(
 
 def _match(path: str, region: Region, shapes: Shapes, dtypes: Mapping[str, str]) -> Match | None:
     operations = _without_broadcasts(list(region.operations()))
+    # Adapters and replacements call a layer with one value; others would need the terminals of the source.
     if len(region.reads) != 1 or len(region.results) != 1:
         return None
     if [o.kind for o in operations] == ["matmul", "add"]:
@@ -161,7 +163,7 @@ def _convolution(
 ) -> Match | None:
     if not isinstance(x, Read) or weight != Param(f"{path}.weight") or bias not in (None, Param(f"{path}.bias")):
         return None
-    if isinstance(padding, str):
+    if isinstance(padding, str):  # PyTorch's "same", whose sides may differ
         return None
     out, per_group, *kernel = shapes[weight.name]
     numbers = [("kernel_size", kernel), ("stride", stride), ("padding", padding), ("dilation", dilation)]

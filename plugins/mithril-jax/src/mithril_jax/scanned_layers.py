@@ -74,6 +74,8 @@ class _Rolled:
     # -- loops --------------------------------------------------------------------------------------------------------
     def _loop(self, start: int, length: int, count: int) -> _Loop | None:
         """Return the loop of a run, without segments at its ends that read other values than those between."""
+        # The first layer often reads an embedding where others read the sum of the layer before, and the gradient of
+        # the last one comes from the head.
         for dropped in range(count - 1):
             for first in range(dropped + 1):
                 loop = self._bound(start + first * length, length, count - dropped)
@@ -101,6 +103,7 @@ class _Rolled:
         if not any(v in produced for v in read):
             self._kind(loop, read)[read] = None
             return all(self.position.get(v, -1) < loop.start for v in read)
+        # A loop passes results on to the next step only, not to later ones.
         results = produced.get(read[1], ())
         if read[0] in produced or results[:-1] != read[1:]:
             return False
@@ -108,6 +111,7 @@ class _Rolled:
         return True
 
     def _kind(self, loop: _Loop, read: Values) -> dict[Values, None]:
+        # A number within the body is a constant of the compiled loop; as an argument it would be loaded at each step.
         numbers = {repr(self.scalars[v].attributes) if v in self.scalars else "" for v in read}
         if len(numbers) == 1 and "" not in numbers:
             return loop.scalars

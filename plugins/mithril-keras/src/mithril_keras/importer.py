@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from mithril.graph import InputError, UnsupportedError
 from mithril_importing.regions import Read, Scope
+from mithril_importing.support import missing_lines
 from mithril_keras.config import (
     IGNORED,
     IGNORED_SUFFIXES,
@@ -20,7 +21,7 @@ from mithril_keras.config import (
 )
 from mithril_keras.table import LAYERS, OPERATIONS, Row
 from mithril_keras.tensor import Tensor
-from mithril_keras.weights import Weights, path_name
+from mithril_keras.weights import Weights, layer_path
 
 T = TypeVar("T")
 Enter = Callable[[Weights], Weights]
@@ -172,7 +173,7 @@ class Network:
         """Add the calls of a layer, and return their results."""
         key = f"{outer}.{layer.name}" if outer else layer.name
         key = f"{key}:{number}" if number else key
-        path = path_name(layer.name)
+        path = layer_path(layer.name)
         scopes = (*scopes, Scope(f"{scopes[-1].path}.{path}" if scopes else path, key))
         if layer.is_operation:
             calls.append(LayerCall(layer, args, kwargs, scopes, enter, key))
@@ -280,11 +281,10 @@ def check_supported(network: Network, name: str) -> None:
             kind = f"keras.ops {x.class_name}" if x.is_operation else x.class_name
             missing.setdefault(kind, []).append(x.name)
     if missing:
-        facts = [f"{kind}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}" for kind, names in missing.items()]
         noun = "kind of layer has" if len(missing) == 1 else "kinds of layers have"
         raise UnsupportedError(
             f"{len(missing)} {noun} no counterpart, in '{name}'",
-            facts=facts,
+            facts=missing_lines(missing),
             hint="replace them in Keras by layers or operations of keras.ops, and save the model again",
         )
 

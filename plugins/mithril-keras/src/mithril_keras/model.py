@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,8 @@ from mithril.backend import checked
 from mithril.graph import Builder, Dim, InputError, MithrilError, ShapeError, UnsupportedError, Value, dtype as as_dtype
 from mithril.models import Layer, Model
 from mithril_importing.layers import ImportedLayer, Run
+from mithril_importing.model import model_of
+from mithril_importing.names import identifier, unique_name
 from mithril_importing.patterns import NamedLinear
 from mithril_importing.regions import Operation, Region, nested
 from mithril_keras import layers as _layers  # noqa: F401  # they enter their rows
@@ -37,8 +38,8 @@ class KerasGraph(ImportedLayer):
         types = [self.network.input_type(k) for k in range(len(self.network.inputs))]
         self.types = [(shape, as_dtype(kind)) for shape, kind in types]
         names: set[str] = set()
-        self.inputs = tuple(_unique(name or r.layer, names) for name, r in self.network.inputs)
-        self.outputs = tuple(_unique(name or r.layer, names) for name, r in self.network.outputs)
+        self.inputs = tuple(unique_name(identifier(name or r.layer), names) for name, r in self.network.inputs)
+        self.outputs = tuple(unique_name(identifier(name or r.layer), names) for name, r in self.network.outputs)
         self.sources = [f"input:{name}" for name in self.inputs]
         self.calls, self.results = self.network.calls(self.sources)
         reader = _Reading()
@@ -198,29 +199,17 @@ class _Shared:
         return self
 
 
-class KerasModel(Model):
-    """A model imported from Keras; its parameters have the names of its layers and variables."""
-
-    def __init__(self, graph: Layer) -> None:
-        super().__init__()
-        assert isinstance(graph, KerasGraph)
-        for name, (shape, kind) in zip(graph.inputs, graph.types, strict=True):
-            self.input(name, shape=shape, dtype=kind)
-        self |= graph(**{t: t for t in (*graph.inputs, *graph.outputs)})
-        self.steps[0].name = ""  # parameters have the names of the archive, without a prefix
-        self.set_outputs(*graph.outputs)
-
-
 @checked()
-def from_keras(path: str | os.PathLike[str]) -> KerasModel:
+def from_keras(path: str | os.PathLike[str]) -> Model:
     """Return the model of a ``.keras`` archive, which compiles for every backend, trains, and is a block of others.
 
     Functional and sequential models are read, with their weights. Keras is not needed, and no code of the file runs.
     """
     archive = Archive(path)
     try:
-        model = KerasModel(KerasGraph(archive))
-        model.name = _unique(str(archive.config["config"].get("name", "model")), set())
+        graph = KerasGraph(archive)
+        model = model_of(graph, dict(zip(graph.inputs, graph.types, strict=True)))
+        model.name = identifier(str(archive.config["config"].get("name", "model")))
     except MISTAKES as error:
         if isinstance(error, MithrilError):
             raise
@@ -233,14 +222,3 @@ def load(path: str | os.PathLike[str], *, backend: Any = None, **options: Any) -
     from mithril.compiler import compile
 
     return compile(from_keras(path), backend, **{"inference": True, **options})
-
-
-def _unique(name: str, used: set[str]) -> str:
-    text = re.sub(r"\W", "_", name) or "_"
-    text = base = f"_{text}" if text[0].isdigit() else text
-    k = 1
-    while text in used:
-        k += 1
-        text = f"{base}_{k}"
-    used.add(text)
-    return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.graph import InputError, MithrilError, UnsupportedError, dtype as as_dtype
+from mithril_importing.names import path_name
 from mithril_keras.archive import Archive
 
 COMPUTE = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
@@ -45,7 +45,8 @@ class Weights:
         """Return the variables of a layer within this one, whose attribute may begin with an underscore."""
         if not self.archive.count(f"{self.group}/{group}") and self.archive.count(f"{self.group}/_{group}"):
             group = f"_{group}"
-        path = f"{self.path}.{path_name(name)}" if name and self.path else path_name(name) or self.path
+        inner = layer_path(name) if name else ""
+        path = ".".join(part for part in (self.path, inner) if part)
         return replace(self, group=f"{self.group}/{group}" if self.group else group, path=path, next=0)
 
     def param(self, name: str, shape: Sequence[Any], perm: Sequence[int] = (), reshape: Sequence[Any] = ()) -> Any:
@@ -118,7 +119,6 @@ class Weights:
         return UnsupportedError(f"{setting} of {self.label} is not supported", hint=remedy)
 
 
-def path_name(name: str) -> str:
+def layer_path(name: str) -> str:
     """Return the name of a layer as a part of parameter names."""
-    text = re.sub(r"[^0-9A-Za-z_.\-]+", "_", name.replace("/", "."))
-    return ".".join(part or "_" for part in text.split(".")) if text else ""
+    return path_name(name.replace("/", "."))

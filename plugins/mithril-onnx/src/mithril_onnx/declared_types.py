@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from mithril.graph import DType, OperationError, Size, Value, dtype as as_dtype
+from mithril.graph import DType, OperationError, Size, Value
+from mithril_importing.arrays import is_sizes
+from mithril_importing.declared_types import other_type, type_text
 from mithril_onnx.reading import OnnxFile, declared_shape
 from mithril_onnx.tensors import dtype_of_code
-from mithril_onnx.values import is_sizes
 
 COMPARED = (1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16)  # element types of 8 bits and more, which every result keeps
 
@@ -32,21 +33,17 @@ def compare(file: OnnxFile, node: Any, name: str, result: Any, declared: tuple[D
     if not isinstance(result, (Value, np.ndarray)):
         return
     dtype, shape = declared
-    actual = as_dtype(np.int64 if is_sizes(result) else result.dtype)
-    fits = shape is None or len(shape) == len(result.shape)
-    if fits and shape is not None and not file.has_open_sizes:
-        pairs = zip(shape, result.shape, strict=True)
-        fits = all(type(a) is not int or type(b) is not int or a == b for a, b in pairs)
-    if actual is dtype and fits:
-        return
-    raise OperationError(
-        f"node '{node.name or name}' ({node.op_type}) of '{file.name}' gives {actual}{_text(result.shape)} "
-        f"for '{name}'",
-        facts=[f"the file declares {dtype}{'' if shape is None else _text(shape)}"],
-        hint="check the file: onnx.checker.check_model(model, full_check=True); if it is valid, please report this as "
-        "a mithril bug",
+    actual = other_type(
+        result,
+        dtype,
+        shape,
+        lambda a, b: file.has_open_sizes or type(a) is not int or type(b) is not int or a == b,
+        "int64" if is_sizes(result) else None,
     )
-
-
-def _text(shape: tuple[Size, ...]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
+    if actual is not None:
+        raise OperationError(
+            f"node '{node.name or name}' ({node.op_type}) of '{file.name}' gives {actual} for '{name}'",
+            facts=[f"the file declares {type_text(dtype, shape)}"],
+            hint="check the file: onnx.checker.check_model(model, full_check=True); if it is valid, please report this "
+            "as a mithril bug",
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -18,12 +17,13 @@ from mithril.graph import (
     Origin,
     UnsupportedError,
     Value,
-    allowed_memory,
     check_limit,
     check_memory,
-    evaluate,
 )
+from mithril_importing.arrays import Array, is_sizes, sizes_of
 from mithril_importing.damage import MISTAKES
+from mithril_importing.folding import Folding
+from mithril_importing.table import results_of
 from mithril_onnx.bounded import BoundedRows
 from mithril_onnx.declared_types import compare, declared_types
 from mithril_onnx.functions import body_of, with_attributes
@@ -31,7 +31,7 @@ from mithril_onnx.reading import OnnxFile, dense_bytes
 from mithril_onnx.sizes import SIZES, NoSizesError
 from mithril_onnx.table import OPERATORS, Row, canonical_domain, row_of
 from mithril_onnx.tensors import to_array
-from mithril_onnx.values import Array, Knowledge, NotConstantError, as_value, is_sizes
+from mithril_onnx.values import Knowledge, NotConstantError, as_value
 
 A = onnx.AttributeProto
 
@@ -72,8 +72,6 @@ def _value(a: Any, node: Any, folder: str | None, body: Callable[[Any], Any]) ->
     raise UnsupportedError(f"the attribute '{a.name}' of node '{node.name}' has an unsupported type {kind}")
 
 
-FOLDED = 1 << 22  # larger results are computed by the model, not at import
-LARGEST = 1 << 28  # larger constants are refused
 CHECK = "onnx.checker.check_model(model, full_check=True)"  # of a file
 
 
@@ -187,7 +185,8 @@ class Importer:
         self.opset = file.opset
         self.depth = 0
         self.written = len(file.proto.graph.node)
-        self.nodes = self.memory = 0  # imported so far: nodes, bytes of nodes in functions and of folded constants
+        self.nodes = 0  # imported so far
+        self.folding = Folding(lambda: file.size)  # its memory includes nodes of functions and sparse tensors
         self.is_changed: Callable[[], bool] = lambda: False  # whether a layer is not that of the file
         self.open_equalities: dict[str, tuple[Any, Any]] = {}  # by result: sizes whose equality is not known
 
@@ -252,13 +251,14 @@ class Importer:
         check_limit("nodes", self.nodes - self.written, f"the functions of '{self.file.name}' expand to more nodes")
         for a in node.attribute:
             if a.HasField("sparse_tensor"):
-                self.memory += dense_bytes(a.sparse_tensor)
-                check_memory(self.memory, self.file.size, f"the sparse tensors of '{self.file.name}'")
+                self.folding.memory += dense_bytes(a.sparse_tensor)
+                check_memory(self.folding.memory, self.file.size, f"the sparse tensors of '{self.file.name}'")
         label = node.name or f"{node.op_type}_{position}"
         layer_path = f"{path}/{label}" if path else label
         builder = Builder.current()
         origin = builder.origin
         layer = origin.path
+        # Layers of the modules in a scope's name have these names already.
         place = layer_path.rpartition("/")[2] if module_of(layer_path) else layer_path
         inner = Origin(f"{layer}.{place}" if layer else place, origin.file, origin.line)
         try:
@@ -295,7 +295,7 @@ class Importer:
             arrays = [x.array if isinstance(x, Initializer) else x for x in operands]
             if all(x is None or isinstance(x, np.ndarray) for x in arrays):
                 try:
-                    return _tuple(sized(*arrays, **attributes))
+                    return results_of(sized(*arrays, **attributes))
                 except NoSizesError:
                     # The branch of an If may depend on it: the condition is then checked by each call (commit
                     # 9b62a485).
@@ -304,6 +304,8 @@ class Importer:
                         self.open_equalities[node.output[0]] = a, b
         local = self.file.functions.get((domain, node.op_type, getattr(node, "overload", "")))
         row, context = self.row(node), Context(self, node, env, where)
+        # A user's function comes before one of the file, which comes before ours: exporters give functions of the file
+        # the names of operators of a later standard, with their meaning in this file.
         if local is not None and (domain, node.op_type) not in self.rows:
             return self._call(local, operands, attributes, context)
         if row is None:
@@ -340,19 +342,25 @@ class Importer:
         """Call the function of a row; constant operands are folded."""
         operands, attributes = _older_attributes(row, operands, attributes)
         _check_call(row, operands, attributes)
-        converted = [self.operand(x, row.kind(k)) for k, x in enumerate(operands)]
-        extra = {"context": context} if row.context else {}
-        values = [k for k, x in enumerate(converted) if row.kind(k) in ("Operand", "Weight", "State") and x is not None]
+        kinds = [row.signature.kind(k) for k in range(len(operands))]
+        converted = [self.operand(x, kind) for x, kind in zip(operands, kinds, strict=True)]
+        extra = {"context": context} if "context" in row.signature.keywords else {}
+        values = [k for k, x in enumerate(converted) if kinds[k] in ("Operand", "Weight", "State") and x is not None]
         fixed = [converted[k] for k in values] + [x for x in converted if isinstance(x, Value)]
+
+        def compute() -> tuple[Any, ...]:
+            arguments = [as_value(x) if k in values else x for k, x in enumerate(converted)]
+            return results_of(row.signature.function(*arguments, **attributes, **extra))
+
         if row.folds and all(isinstance(x, np.ndarray) and not is_sizes(x) for x in fixed):
-            folded = self._fold(row, converted, values, attributes, extra)
+            folded = self.folding.fold(compute)
             if folded is not None:
                 return folded
         for k in values:
             item, converted[k] = converted[k], as_value(converted[k])
             if is_sizes(item):
                 self.knowledge.sizes[converted[k]] = item
-        results = _tuple(row.function(*converted, **attributes, **extra))
+        results = compute()
         if self.rows_of.axes:
             self.rows_of.follow(context.node, [*converted, *_captured(context)], attributes, results)
         return results
@@ -392,36 +400,7 @@ class Importer:
         if isinstance(item, Value):
             item = self.knowledge.sizes.get(item, item)
         array = item if is_sizes(item) else self.known(item, "an operand that holds sizes or axes")
-        return tuple(d if isinstance(d, Dim) else int(d) for d in array.reshape(-1))
-
-    # -- folding -----------------------------------------------------------------------------------------------------
-    def _fold(
-        self, row: Row, operands: list[Any], values: list[int], attributes: Mapping[str, Any], extra: Mapping[str, Any]
-    ) -> tuple[Any, ...] | None:
-        """Compute a row on constants, by its references; None if the result is too large to be worth it."""
-        builder = Builder("fold")
-        with builder:
-            inner = list(operands)
-            for k in values:
-                inner[k] = as_value(operands[k])
-            results = _tuple(row.function(*inner, **attributes, **extra))
-        if any(isinstance(r, (list, Value)) and _foreign(r, builder) for r in results):
-            return None
-        for node in builder.nodes:
-            for r in node.results:
-                if any(isinstance(d, Dim) for d in r.shape):
-                    return None
-                count = math.prod(map(int, r.shape))
-                if count > LARGEST:
-                    raise UnsupportedError(
-                        f"a constant of {count} elements is too large", facts=[f"accepted: at most {LARGEST} elements"]
-                    )
-                self.memory += count * r.dtype.itemsize
-                if count > FOLDED or self.memory > allowed_memory(self.file.size):
-                    return None
-        leaves = {str(k): r for k, r in enumerate(results) if isinstance(r, Value)}
-        computed = evaluate(builder.build(leaves), {}) if leaves else {}
-        return tuple(computed.get(str(k), r) for k, r in enumerate(results))
+        return sizes_of(array)
 
     # -- functions ---------------------------------------------------------------------------------------------------
     def _call(
@@ -442,8 +421,8 @@ class Importer:
         check_limit("depth", self.depth, f"the function '{function.name}' calls itself, or {self.depth} functions nest")
         try:
             for k, node in enumerate(function.node):
-                self.memory += node.ByteSize()
-                check_memory(self.memory, self.file.size, f"the functions of '{self.file.name}'")
+                self.folding.memory += node.ByteSize()
+                check_memory(self.folding.memory, self.file.size, f"the functions of '{self.file.name}'")
                 self.step(with_attributes(node, attributes, defaults), env, context.path, k)
             output_pairs = zip(function.output, [*context.node.output, *[""] * len(function.output)])
             location = f"function '{function.name}'"
@@ -459,43 +438,25 @@ def _captured(context: Context) -> list[Any]:
     return [context.env.get(name) for body in bodies for inner in body.node for name in inner.input]
 
 
-def _foreign(result: Any, builder: Builder) -> bool:
-    """Whether a result does not belong to the builder of a fold: a sequence, or a captured value."""
-    if isinstance(result, list):
-        return True
-    return all(result is not r for n in builder.nodes for r in n.results) and all(
-        result is not i.value for i in builder.inputs
-    )
-
-
-def _tuple(results: Any) -> tuple[Any, ...]:
-    return tuple(results) if isinstance(results, tuple) else (results,)
-
-
 def _older_attributes(
     row: Row, operands: Sequence[Any], attributes: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Return attributes that later versions made operands, such as the axes of Squeeze, as operands."""
-    positional = [name for name in attributes if name in row.names and name not in row.attributes]
+    names = row.signature.names
+    positional = [name for name in attributes if name in names and name not in row.attributes]
     if not positional:
         return operands, attributes
-    complete = [*operands, *[None] * (len(row.names) - len(operands))]
+    complete = [*operands, *[None] * (len(names) - len(operands))]
     for name in positional:
-        if complete[row.names.index(name)] is None:
+        if complete[names.index(name)] is None:
             value = attributes[name]
             kind = np.float32 if np.asarray(value).dtype.kind == "f" else np.int64
-            complete[row.names.index(name)] = np.asarray(value, kind)
+            complete[names.index(name)] = np.asarray(value, kind)
     return complete, {n: v for n, v in attributes.items() if n not in positional}
 
 
 def _check_call(row: Row, operands: Sequence[Any], attributes: Mapping[str, Any]) -> None:
-    count = len(operands)
-    if count < row.required or (row.rest is None and count > len(row.operands)):
-        max_operands = "any number" if row.rest is not None else len(row.operands)
-        raise OperationError(f"{row.name} has {count} operands", facts=[f"accepted: {row.required} to {max_operands}"])
-    missing = [k for k, x in enumerate(operands[: row.required]) if x is None]
-    if missing:
-        raise OperationError(f"{row.name} lacks its operand {missing[0]}")
+    row.signature.check_operands(row.name, operands)
     for name, value in attributes.items():
         if name not in row.attributes:
             raise UnsupportedError(

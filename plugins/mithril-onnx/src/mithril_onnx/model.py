@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,18 +21,21 @@ from mithril.graph import (
     closest,
     dtype as as_dtype,
 )
-from mithril.models import Layer, Model
+from mithril.models import Model
+from mithril_importing.arrays import Array
 from mithril_importing.damage import damage
 from mithril_importing.layers import ImportedLayer, Run
+from mithril_importing.model import model_of
+from mithril_importing.names import identifier, path_name, unique_names
 from mithril_importing.patterns import known_layer
 from mithril_onnx import operators as _operators  # noqa: F401  (registers the rows)
 from mithril_onnx.importer import CHECK, Importer, custom_rows
-from mithril_onnx.reading import OnnxFile, declared_shape, identifier, path_name, read
+from mithril_onnx.reading import OnnxFile, declared_shape, read
 from mithril_onnx.regions import GraphRun, module_names, region_of
 from mithril_onnx.running import run_file
 from mithril_onnx.support import check_supported
 from mithril_onnx.table import OPERATORS, Row, canonical_domain
-from mithril_onnx.tensors import Array, dtype_of_code
+from mithril_onnx.tensors import dtype_of_code
 from mithril_onnx.values import as_value
 
 
@@ -51,6 +54,7 @@ def roles_of(file: OnnxFile, graph: Any, rows: Mapping[tuple[str, str], Row], fi
             continue
         array = file.arrays[t.name]
         kinds = uses.get(t.name, set())
+        # Exporters write settings, such as an epsilon or the root of a head's size, as tensors of one element.
         trains = array.size > 1 and as_dtype(array.dtype).is_float and t.data_type in FLOATS
         if not trains or kinds & {"Known", "Sizes"}:
             roles[t.name] = "constant"
@@ -72,7 +76,7 @@ def _uses(file: OnnxFile, graph: Any, rows: Mapping[tuple[str, str], Row]) -> It
         row = rows.get((domain, node.op_type)) or OPERATORS.find(domain, node.op_type, version)
         for k, name in enumerate(node.input):
             if name:
-                yield name, row.kind(k) if row is not None else "Operand"
+                yield name, row.signature.kind(k) if row is not None else "Operand"
         for a in node.attribute:
             if a.HasField("g"):
                 yield from _uses(file, a.g, rows)
@@ -242,25 +246,6 @@ class _Shared:
         return self
 
 
-class OnnxModel(Model):
-    """A model imported from ONNX; its parameters have the names of the file."""
-
-    def __init__(self, layer: Layer) -> None:
-        super().__init__()
-        assert isinstance(layer, OnnxGraph)
-        self.shapes: dict[str, tuple[Size, ...] | None] = {}
-        self.types: dict[str, DType] = {}
-        for declared in layer.declared:
-            name = layer.source_names[declared.name]
-            self.shapes[name], self.types[name] = shape_and_dtype(declared)
-            self.input(name, shape=_named_sizes(self.shapes[name]), dtype=self.types[name])
-        self |= layer(**{t: t for t in (*layer.inputs, *layer.outputs)})
-        self.steps[0].name = ""  # parameters have the names of the file, without a prefix
-        # Terminals are identifiers, since calls name them; results of the compiled model have the names of the file.
-        original = {terminal: name for name, terminal in layer.result_names.items() if terminal == identifier(name)}
-        self.set_outputs(**{original.get(terminal, terminal): terminal for terminal in layer.outputs})
-
-
 @checked()
 def from_onnx(
     source: Any,
@@ -270,7 +255,7 @@ def from_onnx(
     constants: Mapping[str, Any] | None = None,
     inputs: Sequence[str] = (),
     bounds: Mapping[str, int] | None = None,
-) -> OnnxModel:
+) -> Model:
     """Return an ONNX model as a model that compiles for every backend, trains, and is a block of other models.
 
     ``source`` is a path, bytes or an ``onnx.ModelProto``. ``outputs`` selects tensors by name, also inner ones;
@@ -282,9 +267,12 @@ def from_onnx(
     return _model(read(source), tuple(outputs or ()), operators or {}, constants or {}, tuple(inputs), bounds or {})
 
 
-def _model(file: OnnxFile, *selection: Any) -> OnnxModel:
+def _model(file: OnnxFile, *selection: Any) -> Model:
     with damage(file.name, "ONNX model", CHECK):
-        model = OnnxModel(OnnxGraph(file, *selection))
+        layer = OnnxGraph(file, *selection)
+        types = {terminal: shape_and_dtype(i) for i, terminal in zip(layer.declared, layer.inputs, strict=True)}
+        inputs = {name: (_named_sizes(shape), kind) for name, (shape, kind) in types.items()}
+        model = model_of(layer, inputs, {t: name for name, t in layer.result_names.items() if t == identifier(name)})
         model.name = identifier(file.proto.graph.name or "model")
     return model
 
@@ -325,21 +313,6 @@ def shape_and_dtype(declared: Any) -> tuple[tuple[Size, ...] | None, DType]:
             hint=f"fix it to a list of arrays: ml.from_onnx(path, constants={{'{declared.name}': [...]}})",
         )
     return declared_shape(kind.tensor_type, declared.name), dtype_of_code(kind.tensor_type.elem_type)
-
-
-def unique_names(names: Sequence[str], convert: Callable[[str], str], used_names: Iterable[str] = ()) -> dict[str, str]:
-    """Return converted names; names that become equal to each other or to ``taken`` are numbered."""
-    out: dict[str, str] = {}
-    used: set[str] = {*used_names}
-    for name in names:
-        text = convert(name)
-        k = 1
-        while text in used:
-            k += 1
-            text = f"{convert(name)}_{k}"
-        used.add(text)
-        out[name] = text
-    return out
 
 
 def flattened(results: Sequence[Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from mithril.graph import Dim, InputError, MithrilError, Size, UnsupportedError, check_memory, parse_dim
 from mithril.system import files
+from mithril_importing.names import identifier
 from mithril_onnx.mapped import IrregularError, without_large_tensors
 from mithril_onnx.message_memory import check_messages
 from mithril_onnx.table import canonical_domain
@@ -164,15 +165,3 @@ def _symbol(text: str) -> Size:
         return parse_dim(text) if re.search(r"[+*/%-]", text) and not re.search(r"[^\w+*/%() -]", text) else Dim(text)
     except MithrilError:
         return Dim(identifier(text) + "_")
-
-
-def identifier(name: str) -> str:
-    """Return a name as an identifier."""
-    text = re.sub(r"\W", "_", name) or "_"
-    return f"_{text}" if text[0].isdigit() else text
-
-
-def path_name(name: str) -> str:
-    """Return the name of a tensor as a parameter's path: ``/``, ``::`` and spaces become ``_``."""
-    text = re.sub(r"[^0-9A-Za-z_.\-]+", "_", name.lstrip("/"))
-    return ".".join(part or "_" for part in text.split(".")) or "_"

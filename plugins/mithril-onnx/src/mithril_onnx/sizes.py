@@ -7,70 +7,36 @@ from typing import Any
 
 import numpy as np
 
-from mithril.graph import Dim, Size, at_most, equal, product
-from mithril_onnx.values import Array, sizes_array
+from mithril.graph import Size, at_most, equal, maximum, minimum, product
+from mithril_importing.arrays import Array, as_sizes, is_sizes, on_sizes, sizes_array, sizes_of
 
 
 class NoSizesError(Exception):
     """The result is not a vector of sizes; the operator runs on values instead."""
 
 
-def _objects(x: Array) -> Array:
-    """Return the elements as ints and dims."""
-    out = np.empty(x.shape, object)
-    for index in np.ndindex(x.shape):
-        item = x[index]
-        out[index] = item if isinstance(item, Dim) else int(item)
-        if not isinstance(item, Dim) and item != int(item):
-            raise NoSizesError
-    return out
-
-
-def _result(x: Any) -> Array:
-    """Return int64 if no element is symbolic any more."""
-    array = np.asarray(x, object)
-    if any(isinstance(d, Dim) for d in array.reshape(-1)):
-        return array
-    return array.astype(np.int64)
-
-
-def _pair(a: Array, b: Array) -> tuple[Any, Any]:
-    """Return both operands as objects, broadcast to one shape."""
-    x, y = np.broadcast_arrays(_objects(a), _objects(b))
-    return x, y
+def _integers(x: Array) -> Array:
+    """Return an array whose elements are ints and Dims."""
+    if is_sizes(x):
+        return x
+    integers = x.astype(np.int64)
+    if (integers != x).any():
+        raise NoSizesError
+    return integers.astype(object)
 
 
 def _binary(function: Callable[[Size, Size], Any]) -> Callable[..., Array]:
-    def compute(a: Array, b: Array) -> Array:
-        x, y = _pair(a, b)
-        out = np.empty(x.shape, object)
-        for index in np.ndindex(x.shape):
-            out[index] = function(x[index], y[index])
-        return _result(out)
-
-    return compute
-
-
-def _divided(a: Size, b: Size) -> Size:
-    return a // b
-
-
-def _remainder(a: Size, b: Size) -> Size:
-    return a % b
+    return lambda a, b: on_sizes(function, _integers(a), _integers(b))
 
 
 def _compared(function: Callable[[Size, Size], bool | None]) -> Callable[..., Array]:
-    def compute(a: Array, b: Array) -> Array:
-        x, y = _pair(a, b)
-        out = np.empty(x.shape, np.bool_)
-        for index in np.ndindex(x.shape):
-            decided = function(x[index], y[index])
-            if decided is None:
-                raise NoSizesError
-            out[index] = decided
-        return out
+    def decided(a: Size, b: Size) -> bool:
+        result = function(a, b)
+        if result is None:
+            raise NoSizesError
+        return result
 
-    return compute
+    return lambda a, b: on_sizes(decided, _integers(a), _integers(b)).astype(np.bool_)
 
 
 def _not(decided: bool | None) -> bool | None:
@@ -89,29 +55,19 @@ def _equal(a: Size, b: Size) -> bool | None:
 def _where(condition: Array, a: Array, b: Array) -> Array:
     if condition.dtype != np.bool_:
         raise NoSizesError
-    return _result(np.where(condition, _objects(a), _objects(b)))
+    return as_sizes(np.where(condition, _integers(a), _integers(b)))
 
 
 def _cast(x: Array, *, to: int, saturate: int = 1, round_mode: str = "") -> Array:  # english: ok, an attribute of ONNX
     if to not in (6, 7, 12, 13):
         raise NoSizesError
-    return _result(_objects(x))
+    return as_sizes(_integers(x))
 
 
 def _gather(x: Array, indices: Array, *, axis: int = 0) -> Array:
     if indices.dtype == object or not x.ndim:
         raise NoSizesError
-    out = np.empty(0, object)
-    axis = axis % x.ndim
-    positions = np.where(indices < 0, indices + x.shape[axis], indices)
-    if positions.ndim == 0:
-        selected = x[(slice(None),) * axis + (int(positions),)]
-        if not isinstance(selected, np.ndarray):
-            out = np.empty((), object)
-            out[()] = selected
-            return _result(out)
-        return _result(selected)
-    return _result(np.take(_objects(x), positions.astype(np.int64), axis))
+    return as_sizes(x[(slice(None),) * (axis % x.ndim) + (indices.astype(np.int64)[()],)])
 
 
 def _slice(
@@ -131,11 +87,11 @@ def _slice(
         if step < 0 and end < -x.shape[a]:
             stop = None
         index[int(a)] = slice(int(start), stop, int(step))
-    return _result(x[tuple(index)])
+    return as_sizes(x[tuple(index)])
 
 
 def _concat(*xs: Array, axis: int = 0) -> Array:
-    return _result(np.concatenate([_objects(x) for x in xs], axis))
+    return as_sizes(np.concatenate([_integers(x) for x in xs], axis))
 
 
 def _axes(axes: Any) -> tuple[int, ...] | None:
@@ -143,50 +99,46 @@ def _axes(axes: Any) -> tuple[int, ...] | None:
 
 
 def _squeeze(x: Array, data: Array | None = None, *, axes: Any = None) -> Array:
-    return _result(np.squeeze(_objects(x), _axes(data if data is not None else axes)))
+    return as_sizes(np.squeeze(_integers(x), _axes(data if data is not None else axes)))
 
 
 def _unsqueeze(x: Array, data: Array | None = None, *, axes: Any = None) -> Array:
-    return _result(np.expand_dims(_objects(x), _axes(data if data is not None else axes) or ()))
+    return as_sizes(np.expand_dims(_integers(x), _axes(data if data is not None else axes) or ()))
 
 
 def _reshape(x: Array, shape: Array, *, allowzero: int = 0) -> Array:
     if shape.dtype == object:
         raise NoSizesError
-    return _result(_objects(x).reshape(tuple(int(n) for n in shape)))
+    return as_sizes(_integers(x).reshape(tuple(int(n) for n in shape)))
 
 
 def _product(x: Array, data: Array | None = None, *, axes: Any = None, keepdims: int = 1, **_: Any) -> Array:
     if x.ndim != 1:
         raise NoSizesError
-    total = product([d if isinstance(d, Dim) else int(d) for d in x])
-    return _result(sizes_array([total]) if keepdims else sizes_array(total))
+    total = product(sizes_of(x))
+    return as_sizes(sizes_array([total]) if keepdims else sizes_array(total))
 
 
 def _split(x: Array, data: Array | None = None, *, axis: int = 0, split: Any = None, num_outputs: Any = None) -> Any:
     if x.ndim != 1 or (data is None and split is None):
         raise NoSizesError
     parts = np.atleast_1d(data if data is not None else split).astype(int)
-    return tuple(_result(p) for p in np.split(_objects(x), np.cumsum(parts)[:-1]))
+    return tuple(as_sizes(p) for p in np.split(_integers(x), np.cumsum(parts)[:-1]))
 
 
 def _expand(x: Array, shape: Array) -> Array:
     if shape.dtype == object:
         raise NoSizesError
     target = np.broadcast_shapes(x.shape, tuple(int(n) for n in shape))
-    return _result(np.broadcast_to(_objects(x), target))
-
-
-def _identity(x: Array) -> Array:
-    return x
+    return as_sizes(np.broadcast_to(_integers(x), target))
 
 
 SIZES: dict[str, Callable[..., Any]] = {
     "Add": _binary(lambda a, b: a + b),
     "Sub": _binary(lambda a, b: a - b),
     "Mul": _binary(lambda a, b: a * b),
-    "Div": _binary(_divided),
-    "Mod": _binary(_remainder),
+    "Div": _binary(lambda a, b: a // b),
+    "Mod": _binary(lambda a, b: a % b),
     "Equal": _compared(_equal),
     "Less": _compared(lambda a, b: _not(at_most(b, a))),
     "Greater": _compared(lambda a, b: _not(at_most(a, b))),
@@ -203,14 +155,7 @@ SIZES: dict[str, Callable[..., Any]] = {
     "ReduceProd": _product,
     "Split": _split,
     "Expand": _expand,
-    "Identity": _identity,
+    "Identity": lambda x: x,
+    "Max": _binary(maximum),
+    "Min": _binary(minimum),
 }
-
-
-def _extreme(name: str) -> Callable[..., Array]:
-    from mithril.graph import maximum, minimum
-
-    return _binary(maximum if name == "Max" else minimum)
-
-
-SIZES |= {name: _extreme(name) for name in ("Max", "Min")}

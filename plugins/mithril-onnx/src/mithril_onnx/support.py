@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mithril.graph import UnsupportedError
+from mithril_importing.support import missing_lines
 from mithril_onnx.functions import schema_of
 from mithril_onnx.reading import OnnxFile
 from mithril_onnx.table import OPERATORS, Row, canonical_domain
@@ -31,21 +32,11 @@ def check_supported(file: OnnxFile, graph: Any, rows: Mapping[tuple[str, str], R
             missing.setdefault(f"{domain}.{name}" if domain else name, []).append(label)
     if not missing:
         return
-    lines = []
-    for name, labels in sorted(missing.items()):
-        count = (
-            f"{len(labels)} times, first" if len(labels) > 3 else f"{len(labels)} times" if len(labels) > 1 else "once"
-        )
-        reason = REASONS.get(name, "a vendor's operator" if "." in name else "")
-        lines.append(
-            f"{name}, {count}: {', '.join(labels[:3] if len(labels) <= 3 else labels[:1])}"
-            + (f" ({reason})" if reason else "")
-        )
-    plural = "operators have" if len(missing) > 1 else "operator has"
+    noun = "operator has" if len(missing) == 1 else "operators have"
     example = next(iter(sorted(missing)))
     raise UnsupportedError(
-        f"{len(missing)} {plural} no meaning here, in '{file.name}' (opset {file.opset})",
-        facts=lines,
+        f"{len(missing)} {noun} no meaning here, in '{file.name}' (opset {file.opset})",
+        facts=missing_lines(missing, lambda name: REASONS.get(name, "a vendor's operator" if "." in name else None)),
         hint=f"ml.from_onnx(path, outputs=[...]) stops before them; operators={{'{example}': function}} supplies one",
     )
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from mithril_importing.table import Signature
+
 # Annotations of operands; other operands are values, which arrive as ``mithril.graph.Value``.
-Operand = Any  # a value
 Known = Any  # an array whose elements decide the graph
 Sizes = Any  # a tuple of int | Dim, or None
 Weight = Any  # a value; a float constant connected to it is a parameter
 State = Any  # a value; an initializer connected to it is a state, updated in training
 Item = Any  # anything in the environment: a value, a sequence, None
+KINDS = ("Known", "Sizes", "Weight", "State", "Item")
 
 STANDARD = ""  # the domain of the standard's operators, also spelled "ai.onnx"
 
@@ -25,40 +26,18 @@ class Row:
     name: str
     domain: str
     since: int
-    function: Callable[..., Any]
-    operands: tuple[str, ...] = ()  # annotations
-    names: tuple[str, ...] = ()  # of the operands; an attribute of such a name is an operand of older versions
-    required: int = 0  # number of operands without a default
-    rest: str | None = None  # annotation of ``*operands``
-    attributes: Mapping[str, Any] = field(default_factory=dict)  # names and defaults
-    context: bool = False  # whether the function receives ``context``, the node being imported
+    signature: Signature  # an attribute of the name of an operand is this operand in older versions
     folds: bool = True  # whether constant operands can be computed at import
 
-    def kind(self, position: int) -> str:
-        """Return the annotation of an operand."""
-        if position < len(self.operands):
-            return self.operands[position]
-        return self.rest or "Operand"
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """The names and defaults of attributes."""
+        return {n: default for n, default in self.signature.keywords.items() if n != "context"}
 
 
 def row_of(function: Callable[..., Any], name: str, domain: str, since: int, folds: bool) -> Row:
-    """Return the row that a function's signature describes."""
-    operands, names, attributes, rest, required, context = [], [], {}, None, 0, False
-    for p in inspect.signature(function).parameters.values():
-        kind = p.annotation if isinstance(p.annotation, str) else "Operand"
-        kind = kind if kind in ("Known", "Sizes", "Weight", "State", "Item") else "Operand"
-        if p.kind is p.VAR_POSITIONAL:
-            rest = kind
-        elif p.kind is p.KEYWORD_ONLY:
-            if p.name == "context":
-                context = True
-            else:
-                attributes[p.name] = p.default
-        else:
-            operands.append(kind)
-            names.append(p.name)
-            required += p.default is p.empty
-    return Row(name, domain, since, function, tuple(operands), tuple(names), required, rest, attributes, context, folds)
+    """Return the row that a function's signature describes; it may take ``context``, the node being imported."""
+    return Row(name, domain, since, Signature.of(function, KINDS), folds)
 
 
 class Table:

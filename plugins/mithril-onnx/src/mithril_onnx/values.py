@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril import ops
-from mithril.graph import Builder, Dim, Node, Size, UnsupportedError, Value, dtype as as_dtype, is_static
-
-Array = np.ndarray[Any, Any]
+from mithril.graph import Builder, Dim, Node, UnsupportedError, Value, dtype as as_dtype
+from mithril_importing import arrays
+from mithril_importing.arrays import Array, is_sizes
 
 
 class NotConstantError(UnsupportedError):
@@ -41,44 +40,14 @@ class Strings:
         )
 
 
-def is_sizes(x: Any) -> bool:
-    """Whether x is a vector (or scalar) of sizes, of which at least one is symbolic."""
-    return isinstance(x, np.ndarray) and x.dtype == object
-
-
-def sizes_array(sizes: Sequence[Size] | Size) -> Array:
-    """Return sizes as an int64 array, or as an object array if one of them is symbolic."""
-    if isinstance(sizes, (int, np.integer)):
-        return np.asarray(sizes, np.int64)
-    if isinstance(sizes, Dim):
-        scalar = np.empty((), object)
-        scalar[()] = sizes
-        return scalar
-    if is_static(tuple(sizes)):
-        return np.asarray(sizes, np.int64)
-    out = np.empty(len(sizes), object)
-    out[:] = sizes
-    return out
-
-
 def as_value(x: Any) -> Value:
     """Return anything numeric of the environment as a value of the current graph."""
-    if isinstance(x, Value):
-        return x
     if isinstance(x, Strings):
         raise x.error()
-    builder = Builder.current()
-    if is_sizes(x):
-        elements = [ops.cast(ops.size_value(value=d), dtype="int64") for d in x.reshape(-1)]
-        flat = ops.stack(*elements) if elements else builder.constant(np.zeros(0, np.int64))
-        value: Value = ops.reshape(flat, shape=x.shape)
-        return value
-    array = np.asarray(x)
+    array = np.asarray([] if isinstance(x, Value) or is_sizes(x) else x)
     if array.dtype.kind in "OSU":
         raise Strings("constants", [str(e) for e in array.reshape(-1)[:5]]).error()
-    if array.ndim == 0:
-        return builder.constant(array.item(), array.dtype)
-    return builder.input("constant", array.shape, array.dtype, "constant", data=array)
+    return arrays.as_value(x)
 
 
 class Knowledge:

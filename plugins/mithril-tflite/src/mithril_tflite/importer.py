@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -10,30 +9,26 @@ import numpy as np
 
 from mithril.graph import (
     Builder,
-    Dim,
     DType,
     InputError,
     MithrilError,
     OperationError,
     Origin,
-    Size,
     UnsupportedError,
     Value,
-    allowed_memory,
     check_limit,
-    dtype as as_dtype,
-    evaluate,
 )
+from mithril_importing.arrays import Array, as_value, is_sizes, sizes_of
 from mithril_importing.damage import MISTAKES
-from mithril_tflite.flatbuffer import Array
+from mithril_importing.declared_types import other_type, type_text
+from mithril_importing.folding import Folding
+from mithril_importing.table import results_of
 from mithril_tflite.operators.activations import activated
 from mithril_tflite.reading import Graph, Node, Tensor, TfliteFile
 from mithril_tflite.sizes import SIZES
 from mithril_tflite.table import OPERATORS, Row
-from mithril_tflite.values import Handle, as_value, is_sizes, real, stored
+from mithril_tflite.values import Handle, real, stored
 
-FOLDED = 1 << 22  # elements; larger results are computed by the model, not at import
-LARGEST = 1 << 28  # elements; larger constants are refused
 CHECK = "ai_edge_litert.interpreter.Interpreter(path).allocate_tensors()"  # of a file
 
 
@@ -101,7 +96,8 @@ class Importer:
 
     def __init__(self, file: TfliteFile, graph: Graph, weights: Weights, parameters: Mapping[str, str]) -> None:
         self.file, self.graph, self.weights, self.parameters = file, graph, weights, parameters
-        self.depth = self.nodes = self.memory = 0
+        self.depth = self.nodes = 0
+        self.folding = Folding(lambda: file.reader.size)
         self.written = sum(len(graph.nodes) for graph in file.graphs)
         self.is_changed: Callable[[], bool] = lambda: False  # whether a layer is not that of the file
 
@@ -169,8 +165,8 @@ class Importer:
         row = OPERATORS.get(node.name)
         if row is None:
             raise UnsupportedError(f"{node.name} is not supported", hint="select other outputs: outputs=[...]")
-        options = dict(node.options)
-        activation = 0 if "activation" in row.takes else options.pop("activation", 0)
+        options, signature = dict(node.options), row.signature
+        activation = 0 if "activation" in signature.keywords else options.pop("activation", 0)
         results: tuple[Any, ...]
         if part == "activation":
             results, is_stored = (env[product_key(graph, node)],), False
@@ -178,34 +174,35 @@ class Importer:
             items = [None if k < 0 else self.item(graph, k, env) for k in node.inputs]
             while items and items[-1] is None:
                 items.pop()
-            _check_count(row, items)
+            signature.check_operands(row.name, items)
             is_known = all(isinstance(x, np.ndarray) for x in items)
             if is_known and row.name in SIZES and any(is_sizes(x) for x in items):
-                return _tuple(SIZES[row.name](*items, **options))
+                return results_of(SIZES[row.name](*items, **options))
             tensors = [graph.tensors[k] if k >= 0 else None for k in node.inputs]
             is_stored = row.moves and self._moves(graph, node, row)
-            context = {"context": Context(self, graph, node, items, is_stored)} if "context" in row.takes else {}
+            context = (
+                {"context": Context(self, graph, node, items, is_stored)} if "context" in signature.keywords else {}
+            )
             arguments = [
                 None if x is None else self._known(x, t, row, k) for k, (x, t) in enumerate(zip(items, tensors))
             ]
             values = [
-                k for k, x in enumerate(items) if x is not None and row.kind(k) in ("Operand", "Weight", "Stored")
+                k for k, x in enumerate(items) if x is not None and signature.kind(k) in ("Operand", "Weight", "Stored")
             ]
 
             def compute() -> tuple[Any, ...]:
                 for k in values:
-                    is_real = row.kind(k) != "Stored" and not is_stored
+                    is_real = signature.kind(k) != "Stored" and not is_stored
                     arguments[k] = self._value(items[k], tensors[k], is_real)
-                return self._finished(
-                    graph, node, _tuple(row.function(*arguments, **options, **context)), activation, part, is_stored
-                )
+                computed = results_of(signature.function(*arguments, **options, **context))
+                return self._finished(graph, node, computed, activation, part, is_stored)
 
             if (
                 row.folds
                 and not part
                 and all(isinstance(items[k], np.ndarray) and not is_sizes(items[k]) for k in values)
             ):
-                folded = self._fold(compute)
+                folded = self.folding.fold(compute)
                 if folded is not None:
                     return folded
             return compute()
@@ -230,15 +227,16 @@ class Importer:
 
     def _moves(self, graph: Graph, node: Node, row: Row) -> bool:
         """Whether the elements of all operands and results mean the same numbers."""
-        operands = [k for j, k in enumerate(node.inputs) if k >= 0 and row.kind(j) in ("Operand", "Weight")]
+        operands = [k for j, k in enumerate(node.inputs) if k >= 0 and row.signature.kind(j) in ("Operand", "Weight")]
         first, *rest = [graph.tensors[k].quantization for k in (*operands, *node.outputs)] or [None]
+        # Kernels that only move bytes read and write numbers with one scale; others are computed in real numbers.
         if any(q is not None and not q.is_single for q in (first, *rest)):
             return True  # rows of weights, which only reshapes and slices of constants read
         return all(q is first or (q is not None and q.equals(first)) for q in rest)
 
     def _known(self, x: Any, tensor: Tensor | None, row: Row, position: int) -> Any:
         """Return an operand whose elements decide the graph; others arrive as values."""
-        kind = row.kind(position)
+        kind = row.signature.kind(position)
         if kind not in ("Known", "Sizes"):
             return x
         if isinstance(x, Value) or (is_sizes(x) and kind == "Known"):
@@ -249,7 +247,7 @@ class Importer:
             )
         if kind == "Known":
             return x
-        return tuple(d if isinstance(d, Dim) else int(d) for d in x.reshape(-1))
+        return sizes_of(x)
 
     def _value(self, x: Any, tensor: Tensor | None, is_real: bool) -> Any:
         assert tensor is not None
@@ -259,27 +257,6 @@ class Importer:
             return real(x, tensor.quantization, tensor.dtype)
         return as_value(x, tensor.dtype)
 
-    def _fold(self, compute: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...] | None:
-        """Compute an operator on constants, by its references; None if the result is too large to be worth it."""
-        builder = Builder("fold")
-        with builder:
-            results = compute()
-        for node in builder.nodes:
-            for r in node.results:
-                if any(isinstance(d, Dim) for d in r.shape):
-                    return None
-                count = math.prod(map(int, r.shape))
-                if count > LARGEST:
-                    raise UnsupportedError(
-                        f"a constant of {count} elements is too large", facts=[f"accepted: at most {LARGEST} elements"]
-                    )
-                self.memory += count * r.dtype.itemsize
-                if count > FOLDED or self.memory > allowed_memory(self.file.reader.size):
-                    return None
-        leaves = {str(k): r for k, r in enumerate(results) if isinstance(r, Value)}
-        computed = evaluate(builder.build(leaves), {}) if leaves else {}
-        return tuple(computed.get(str(k), r) for k, r in enumerate(results))
-
     # -- declared types ----------------------------------------------------------------------------------------------
     def _compare(self, graph: Graph, tensor: Tensor, result: Any) -> None:
         """Raise OperationError if a result differs from its declaration.
@@ -288,42 +265,21 @@ class Importer:
         """
         if not isinstance(result, (Value, np.ndarray)):
             return
-        shape = tensor.shape
-        is_dtype = is_sizes(result) or as_dtype(result.dtype) is tensor.dtype
-        if is_dtype and (shape is None or _fits(shape, result.shape, graph.has_open_sizes)):
-            return
-        dtype = tensor.dtype if is_sizes(result) else result.dtype
-        raise OperationError(
-            f"the result is {as_dtype(dtype)}{_text(result.shape)}",
-            facts=[f"the file declares {tensor.dtype}{'' if shape is None else _text(shape)}"],
-            hint=f"check the file: {CHECK}; if it is valid, please report this as a mithril bug",
+        actual = other_type(
+            result,
+            tensor.dtype,
+            tensor.shape,
+            lambda a, b: graph.has_open_sizes or b == -1 or type(a) is not int or a == b,
+            tensor.dtype if is_sizes(result) else None,
         )
+        if actual is not None:
+            raise OperationError(
+                f"the result is {actual}",
+                facts=[f"the file declares {type_text(tensor.dtype, tensor.shape)}"],
+                hint=f"check the file: {CHECK}; if it is valid, please report this as a mithril bug",
+            )
 
 
 def product_key(graph: Graph, node: Node) -> str:
     """Return the key of a result without its activation."""
     return f"{graph.keys[node.outputs[0]]} before its activation"
-
-
-def _fits(declared: Sequence[int], actual: Sequence[Size], is_open: bool) -> bool:
-    if len(declared) != len(actual):
-        return False
-    return is_open or all(n == -1 or type(m) is not int or n == m for n, m in zip(declared, actual, strict=True))
-
-
-def _text(shape: Sequence[Any]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
-
-
-def _tuple(results: Any) -> tuple[Any, ...]:
-    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
-
-
-def _check_count(row: Row, items: Sequence[Any]) -> None:
-    count = len(items)
-    if count < row.required or (row.rest is None and count > len(row.kinds)):
-        largest = "any number" if row.rest is not None else len(row.kinds)
-        raise OperationError(f"{row.name} has {count} operands", facts=[f"accepted: {row.required} to {largest}"])
-    for k, x in enumerate(items[: row.required]):
-        if x is None:
-            raise OperationError(f"{row.name} lacks its operand {k}")

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mithril.backend import checked
 from mithril.graph import Dim, DType, InputError, Size, Value, closest
-from mithril.models import Layer, Model
+from mithril.models import Model
+from mithril_importing.arrays import Array, as_value
 from mithril_importing.damage import damage
 from mithril_importing.layers import ImportedLayer, Run
+from mithril_importing.model import model_of
+from mithril_importing.names import identifier, unique_name
 from mithril_importing.patterns import known_layer
 from mithril_tflite import operators as _operators  # noqa: F401  (registers the rows)
-from mithril_tflite.flatbuffer import Array
 from mithril_tflite.importer import CHECK, Importer
 from mithril_tflite.reading import Graph, Node, Signature, TfliteFile, read
 from mithril_tflite.regions import GraphRun, parameter_names, reads_of, region_of
 from mithril_tflite.running import run_file
 from mithril_tflite.support import check_supported
-from mithril_tflite.values import as_value
 from mithril_tflite.variables import initial_values
 
 
@@ -41,10 +41,12 @@ class TfliteGraph(ImportedLayer):
         self.sources = list(dict.fromkeys(self.graph.inputs))
         keys = self.graph.keys
         used: set[str] = set()
-        self.input_names = {k: _unique(self.signature.inputs.get(k, keys[k]), used) for k in self.sources}
+        self.input_names = {
+            k: unique_name(identifier(self.signature.inputs.get(k, keys[k])), used) for k in self.sources
+        }
         self.result_names = [self.signature.outputs.get(k, keys[k]) for k in self.results]
         self.inputs = tuple(self.input_names.values())
-        self.outputs = tuple(_unique(name, used) for name in self.result_names)
+        self.outputs = tuple(unique_name(identifier(name), used) for name in self.result_names)
         constants = self._parameters()
         self.parameters = parameter_names(self.graph, self.nodes, constants)
         arrays = {name: constants[keys.index(key)] for key, name in self.parameters.items()}
@@ -118,25 +120,8 @@ class TfliteGraph(ImportedLayer):
 FLOATS = ("FLOAT32", "FLOAT16", "FLOAT64", "BFLOAT16")
 
 
-class TfliteModel(Model):
-    """A model imported from TensorFlow Lite; inputs and outputs have the names of its signature."""
-
-    def __init__(self, layer: Layer) -> None:
-        super().__init__()
-        assert isinstance(layer, TfliteGraph)
-        for name in layer.inputs:
-            shape, dtype = layer.declared(name)
-            sizes = None if shape is None else [str(n) if isinstance(n, Dim) else n for n in shape]
-            self.input(name, shape=sizes, dtype=dtype)
-        self |= layer(**{t: t for t in (*layer.inputs, *layer.outputs)})
-        self.steps[0].name = ""  # parameters have the names of the file, without a prefix
-        # Terminals are identifiers, since calls name them; results of the compiled model have the names of the file.
-        original = dict(zip(layer.outputs, layer.result_names, strict=True))
-        self.set_outputs(**{original[t] if t == _identifier(original[t]) else t: t for t in layer.outputs})
-
-
 @checked()
-def from_tflite(source: Any, outputs: Sequence[str] | None = None, *, signature: str | None = None) -> TfliteModel:
+def from_tflite(source: Any, outputs: Sequence[str] | None = None, *, signature: str | None = None) -> Model:
     """Return a TensorFlow Lite model as a model that compiles for every backend and is a block of other models.
 
     ``source`` is a path or bytes. ``outputs`` selects tensors by name, also inner ones; operators that they do not
@@ -146,11 +131,20 @@ def from_tflite(source: Any, outputs: Sequence[str] | None = None, *, signature:
     return _model(read(source), tuple(outputs or ()), signature)
 
 
-def _model(file: TfliteFile, outputs: Sequence[str] = (), signature: str | None = None) -> TfliteModel:
+def _model(file: TfliteFile, outputs: Sequence[str] = (), signature: str | None = None) -> Model:
     with damage(file.name, "TensorFlow Lite model", CHECK):
         layer = TfliteGraph(file, outputs, signature)
-        model = TfliteModel(layer)
-        model.name = _identifier(layer.graph.name)
+        declared = {name: layer.declared(name) for name in layer.inputs}
+        names = zip(layer.outputs, layer.result_names, strict=True)
+        model = model_of(
+            layer,
+            {
+                name: (None if shape is None else [str(n) if isinstance(n, Dim) else n for n in shape], kind)
+                for name, (shape, kind) in declared.items()
+            },
+            {terminal: name for terminal, name in names if terminal == identifier(name)},
+        )
+        model.name = identifier(layer.graph.name)
     return model
 
 
@@ -197,18 +191,3 @@ def _needed(graph: Graph, results: Sequence[int]) -> tuple[Node, ...]:
             nodes.append(node)
             needed.update(node.inputs)
     return tuple(reversed(nodes))
-
-
-def _identifier(name: str) -> str:
-    text = re.sub(r"\W", "_", name) or "_"
-    return f"_{text}" if text[0].isdigit() else text
-
-
-def _unique(name: str, used: set[str]) -> str:
-    base = text = _identifier(name)
-    k = 1
-    while text in used:
-        k += 1
-        text = f"{base}_{k}"
-    used.add(text)
-    return text

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from mithril_importing.layers import ImportedLayer, Run
+from mithril_importing.names import unique_names
 from mithril_importing.regions import Operation, Param, Read, Region, Scope, nested
 from mithril_tflite.importer import Importer, product_key
 from mithril_tflite.reading import Graph, Node
@@ -29,7 +30,7 @@ def scopes_of(graph: Graph, node: Node) -> tuple[Scope, ...]:
     """Return the modules around a node, outermost first; one with weights that none has is a module itself."""
     name = graph.tensors[node.outputs[0]].name if node.outputs else ""
     around = modules(name)
-    if not around and name and "weight" in OPERATORS[node.name].names:
+    if not around and name and "weight" in OPERATORS[node.name].signature.names:
         around = modules(f"{name.split(';')[0]}/")
     return tuple(Scope(path) for path in accumulate(around, lambda a, b: f"{a}.{b}"))
 
@@ -43,7 +44,7 @@ def parameter_names(graph: Graph, nodes: Iterable[Node], constants: Mapping[int,
     fixed = set()
     copies: dict[int, int] = {}  # results of conversions, by the constant that they convert
     for node in nodes:
-        row = OPERATORS[node.name]
+        row = OPERATORS[node.name].signature
         scopes = scopes_of(graph, node)
         if node.name in ("DENSIFY", "DEQUANTIZE"):
             copies[node.outputs[0]] = copies.get(node.inputs[0], node.inputs[0])
@@ -58,21 +59,7 @@ def parameter_names(graph: Graph, nodes: Iterable[Node], constants: Mapping[int,
             label = row.names[k] if row.kind(k) == "Weight" and len(row.names[k]) > 1 else "constant"
             stem = f"{scopes[-1].path}.{label}" if scopes else re.sub(r"[^\w\-]+", "_", key.split(";")[0]).strip("_")
             names.setdefault(key, stem)
-    return _numbered({key: name for key, name in names.items() if key not in fixed})
-
-
-def _numbered(names: Mapping[str, str]) -> dict[str, str]:
-    """Return names, of which equal ones are numbered."""
-    used: set[str] = set()
-    out = {}
-    for key, name in names.items():
-        text, k = name or "_", 1
-        while text in used:
-            k += 1
-            text = f"{name}_{k}"
-        used.add(text)
-        out[key] = text
-    return out
+    return unique_names((key for key in names if key not in fixed), lambda key: names[key] or "_")
 
 
 def region_of(graph: Graph, nodes: Sequence[Node], parameters: Mapping[str, str], outputs: Sequence[int]) -> Region:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mithril.graph import UnsupportedError
+from mithril_importing.support import missing_lines
 from mithril_tflite.reading import Graph, Node, TfliteFile
 from mithril_tflite.table import OPERATORS
 
@@ -26,14 +27,13 @@ def check_supported(file: TfliteFile, graph: Graph, nodes: Iterable[Node]) -> No
             missing.setdefault(node.name, []).append(f"operator {node.index} '{name}'")
     if not missing:
         return
-    lines = []
-    for name, places in sorted(missing.items()):
-        count = "once" if len(places) == 1 else f"{len(places)} times, first"
-        reason = "code that is not in the file" if name.startswith("custom") else REASONS.get(name)
-        lines.append(f"{name}, {count}: {places[0]}" + (f" ({reason})" if reason else ""))
-    plural = "operators have" if len(missing) > 1 else "operator has"
+    noun = "operator has" if len(missing) == 1 else "operators have"
     raise UnsupportedError(
-        f"{len(missing)} {plural} no meaning here, in '{file.name}'",
-        facts=lines,
+        f"{len(missing)} {noun} no meaning here, in '{file.name}'",
+        facts=missing_lines(missing, _reason),
         hint="ml.from_tflite(path, outputs=[...]) stops before them, at tensors of these names",
     )
+
+
+def _reason(name: str) -> str | None:
+    return "code that is not in the file" if name.startswith("custom") else REASONS.get(name)

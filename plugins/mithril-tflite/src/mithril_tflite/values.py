@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.graph import Builder, DType, Size, Value, dtype as as_dtype, is_static
-from mithril_tflite.flatbuffer import Array
+from mithril.graph import Builder, DType, Value, float32
+from mithril_importing.arrays import as_value
 from mithril_tflite.reading import Quantization
 
 
@@ -17,41 +17,12 @@ class Handle(str):
     """The name of a variable of the file."""
 
 
-def is_sizes(x: Any) -> bool:
-    """Whether x is an array of sizes, of which at least one is symbolic."""
-    return isinstance(x, np.ndarray) and x.dtype == object
-
-
-def sizes_array(sizes: Sequence[Size], dtype: DType) -> Array:
-    """Return sizes as integers, or as an object array if one of them is symbolic."""
-    if is_static(tuple(sizes)):
-        return np.asarray(sizes, dtype.numpy)
-    out = np.empty(len(sizes), object)
-    out[:] = sizes
-    return out
-
-
-def as_value(x: Any, dtype: DType) -> Value:
-    """Return an item as a value of the current graph; symbolic sizes get the dtype that their tensor has."""
-    if isinstance(x, Value):
-        return x
-    builder = Builder.current()
-    if is_sizes(x):
-        elements = [ops.cast(ops.size_value(value=d), dtype=dtype) for d in x.reshape(-1)]
-        value: Value = ops.reshape(ops.stack(*elements), shape=x.shape)
-        return value
-    array = np.asarray(x)
-    if array.ndim == 0:
-        return builder.constant(array.item(), as_dtype(array.dtype))
-    return builder.input("constant", array.shape, as_dtype(array.dtype), "constant", data=array)
-
-
 def real(x: Any, q: Quantization, dtype: DType) -> Value:
     """Return the real numbers of a stored tensor."""
     if isinstance(x, np.ndarray) and x.dtype.itemsize >= 4:  # a bias, which float32 rounds only after its scale
         shape = [-1 if k == q.axis else 1 for k in range(x.ndim)] if not q.is_single else [1] * x.ndim
         scaled = (x.astype(np.float64) - q.zero.reshape(shape)) * q.scale.astype(np.float64).reshape(shape)
-        return as_value(scaled.astype(np.float32), as_dtype("float32"))
+        return as_value(scaled.astype(np.float32), float32)
     scale, zero = _parameters(q, dtype)
     value: Value = ops.dequantize(as_value(x, dtype), scale, zero, axis=None if q.is_single else q.axis)
     return value
@@ -90,7 +61,7 @@ def _producer(x: Value) -> Any:
 def _parameters(q: Quantization, dtype: DType) -> tuple[Value, Value | None]:
     """Return scale and zero as operands of dequantize and quantize; without a zero if it is 0."""
     shape = () if q.is_single else (-1,)
-    scale = as_value(q.scale.astype(np.float32).reshape(shape), as_dtype("float32"))
+    scale = as_value(q.scale.astype(np.float32).reshape(shape), float32)
     if not q.zero.any():
         return scale, None
     return scale, as_value(q.zero.astype(dtype.numpy).reshape(shape), dtype)

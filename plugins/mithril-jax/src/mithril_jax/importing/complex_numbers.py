@@ -11,8 +11,9 @@ import numpy as np
 from mithril import ops
 from mithril.graph import UnsupportedError
 from mithril_importing import complex_numbers as pairs
+from mithril_importing.arrays import broadcast
 from mithril_importing.complex_numbers import Complex, over, part_of
-from mithril_jax.importing.table import ROWS, broadcast, cast
+from mithril_jax.importing.table import ROWS, cast
 
 # Primitives that move elements, or are linear over the reals: the same for both parts.
 BOTH_PARTS = frozenset(

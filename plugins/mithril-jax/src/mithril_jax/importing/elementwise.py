@@ -10,7 +10,8 @@ import numpy as np
 from mithril import ops
 from mithril.graph import UnsupportedError, dtype as as_dtype
 from mithril_importing import special_functions as special
-from mithril_jax.importing.table import broadcast, cast, kind_of, row
+from mithril_importing.arrays import broadcast
+from mithril_jax.importing.table import cast, kind_of, row
 
 UNARY = {
     **{

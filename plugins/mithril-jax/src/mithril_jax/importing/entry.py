@@ -14,15 +14,17 @@ import jax
 import numpy as np
 
 from mithril.graph import InputError, MithrilError, UnsupportedError
-from mithril.models import IOKey, Model
+from mithril.models import Model
+from mithril_importing.arrays import as_value
 from mithril_importing.layers import ImportedLayer
+from mithril_importing.model import model_of
+from mithril_importing.names import leaf_names, result_names
 from mithril_importing.patterns import known_layer
 from mithril_jax.importing import custom
 from mithril_jax.importing.complex_numbers import is_complex
 from mithril_jax.importing.interpreter import Interpreter, require_supported
 from mithril_jax.importing.running import Call, run_function
 from mithril_jax.importing.scopes import JaxprRun, Names, region_of
-from mithril_jax.importing.table import as_value
 
 
 def from_jax(
@@ -43,9 +45,10 @@ def from_jax(
             hint="import its apply: ml.from_jax(module.apply, x, params=variables)",
         )
     names = _names(function, examples, params is not None)
-    named_leaves = [leaf for name, x in zip(names, examples, strict=True) for leaf in _leaves({name: x}, "_")]
-    inputs = {name: _type(name, x) for name, x in named_leaves}
-    arrays = {_parameter_name(name): np.asarray(x) for name, x in _leaves(params, ".")} if params is not None else {}
+    paths, _ = jax.tree_util.tree_flatten_with_path(dict(enumerate(examples)))
+    tails = [(names[path[0].key], *path[1:]) for path, _ in paths]
+    inputs = {name: _type(name, x) for name, (_, x) in zip(leaf_names(tails), paths, strict=True)}
+    arrays = _parameters(params) if params is not None else {}
     symbols, shapes = _symbolic(inputs, dynamic_shapes or {})
     leaves, tree = jax.tree_util.tree_flatten(examples)
     structures = [
@@ -65,14 +68,8 @@ def from_jax(
     require_supported(closed.jaxpr)
     _require_real(closed)
     layer = JaxFunction(closed, arrays, tuple(inputs), _output_names(results), symbols, call)
-    layer.name = ""  # names of parameters get no prefix
-    keys = {
-        name: IOKey(name, shape=[s if isinstance(s, int) else str(s) for s in shapes[name]], dtype=str(kind))
-        for name, (_, kind) in inputs.items()
-    }
-    outputs = layer(**keys)
-    listed = [outputs] if len(layer.outputs) == 1 else list(outputs)
-    return Model.create(inputs=keys, outputs=dict(zip(layer.outputs, listed, strict=True)))
+    sizes = {name: [s if isinstance(s, int) else str(s) for s in shapes[name]] for name in inputs}
+    return model_of(layer, {name: (sizes[name], str(kind)) for name, (_, kind) in inputs.items()})
 
 
 def _not_traced(error: Exception) -> UnsupportedError:
@@ -188,24 +185,19 @@ def _names(function: Callable[..., Any], examples: tuple[Any, ...], has_params: 
     return [parameters[k] if k < len(parameters) else f"x{k}" for k in range(len(examples))]
 
 
-def _leaves(tree: Any, separator: str) -> list[tuple[str, Any]]:
-    """Return the leaves of a tree with their paths."""
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return [(separator.join(_key(k) for k in path), leaf) for path, leaf in paths]
+def _parameters(tree: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the leaves of a tree by their paths; Flax's variables hold their arrays in an attribute."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    paths = [path[:-1] if [getattr(k, "name", "") for k in path[-1:]] in HELD else path for path, _ in leaves]
+    names = leaf_names((path or ("params",) for path in paths), ".")
+    return {name: np.asarray(x) for name, (_, x) in zip(names, leaves, strict=True)}
 
 
-def _key(key: Any) -> str:
-    return re.sub(r"[^\w.]", "_", str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))))
-
-
-def _parameter_name(path: str) -> str:
-    """Return the path of a parameter; Flax's variables hold their arrays in an attribute."""
-    return path.removesuffix(".value").removesuffix(".raw_value") or "params"
+HELD = (["value"], ["raw_value"])
 
 
 def _output_names(results: Any) -> tuple[str, ...]:
-    names = [name for name, _ in _leaves(results, "_")]
-    return tuple("output" + name if not name or name[0].isdigit() else name for name in names)
+    return result_names(path for path, _ in jax.tree_util.tree_flatten_with_path(results)[0])
 
 
 # -- types --------------------------------------------------------------------------------------------------------

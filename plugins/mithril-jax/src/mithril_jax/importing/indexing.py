@@ -10,7 +10,8 @@ from jax.lax import GatherScatterMode as Mode
 
 from mithril import ops
 from mithril.graph import UnsupportedError, dtype as as_dtype, equal, is_static
-from mithril_jax.importing.table import as_value, broadcast, cast, kind_of, reshape, row
+from mithril_importing.arrays import as_value, broadcast, reshape
+from mithril_jax.importing.table import cast, kind_of, row
 
 
 @row("gather")

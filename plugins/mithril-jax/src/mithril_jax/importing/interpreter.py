@@ -11,11 +11,14 @@ import numpy as np
 from jax.extend import core
 
 from mithril import ops
-from mithril.graph import Builder, MithrilError, Origin, UnsupportedError, equal, is_static, shape_text
+from mithril.graph import Builder, MithrilError, Origin, UnsupportedError, equal, is_static
+from mithril_importing.arrays import arrays_of, as_value, broadcast, reshape
 from mithril_importing.complex_numbers import Complex, part_of
+from mithril_importing.declared_types import other_type, type_text
+from mithril_importing.support import counted, missing_lines
 from mithril_jax.importing import complex_numbers, custom, elementwise, indexing, linear_algebra, products, shapes  # noqa: F401  # rows
 from mithril_jax.importing.elementwise import threefry
-from mithril_jax.importing.table import ROWS, arrays_of, as_value, broadcast, cast, reshape
+from mithril_jax.importing.table import ROWS, cast
 
 INLINED = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_lin", "xla_call")
 DECOMPOSED = ("random_gamma",)  # their implementation is a function of other primitives
@@ -29,21 +32,16 @@ WITH_GRADIENT = {"relu": ops.relu, "relu6": ops.relu6}  # of jax.nn: their gradi
 
 def require_supported(jaxpr: Any) -> None:
     """Raise UnsupportedError with all primitives without a row, the number of their uses and the first line."""
-    missing: dict[str, list[Any]] = {}
+    missing: dict[str, list[str]] = {}
     for equation in custom.equations(jaxpr):
         name = equation.primitive.name
         if name not in ROWS and name not in CONTROL and name not in RANDOM and name not in complex_numbers.FUNCTIONS:
-            missing.setdefault(name, []).append(equation)
+            missing.setdefault(name, []).append(str(origin_of(equation, "")) or "the function")
     if not missing:
         return
-    facts = []
-    for name, equations in sorted(missing.items()):
-        count = f"{len(equations)} time{'s' if len(equations) > 1 else ''}"
-        facts.append(f"{name}, {count}, first in {origin_of(equations[0], '')}")
-    number = f"{len(missing)} primitive{'s' if len(missing) > 1 else ''}"
     raise UnsupportedError(
-        f"{number} of this function cannot be expressed: {', '.join(sorted(missing))}",
-        facts=facts,
+        f"{counted(len(missing), 'primitive')} of this function cannot be expressed: {', '.join(sorted(missing))}",
+        facts=missing_lines(missing),
         hint="replace them in the function",
     )
 
@@ -145,18 +143,14 @@ class Interpreter:
                 parts, kind = [result.re, result.im], part_of(kind)
             sizes = self._sized(tuple(aval.shape))
             for x in parts:
-                if (
-                    str(getattr(x, "dtype", None)) == str(kind)
-                    and len(x.shape) == len(sizes)
-                    and not any(equal(a, b) is False for a, b in zip(x.shape, sizes, strict=True))
-                ):
-                    continue
-                actual = f"{x.dtype}{shape_text(tuple(x.shape))}" if hasattr(x, "dtype") else "not computed"
-                raise UnsupportedError(
-                    f"a result of '{equation.primitive.name}' is {actual}, but in JAX it is {kind}{shape_text(sizes)}",
-                    facts=[str(origin_of(equation, self.path))],
-                    hint="please report this error",
-                )
+                actual = other_type(x, kind, sizes, lambda a, b: equal(a, b) is not False)
+                if actual is not None:
+                    raise UnsupportedError(
+                        f"a result of '{equation.primitive.name}' is {actual}, but in JAX it is "
+                        f"{type_text(kind, sizes)}",
+                        facts=[str(origin_of(equation, self.path))],
+                        hint="please report this error",
+                    )
 
     def _of_complex(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         name, origin = equation.primitive.name, str(origin_of(equation, self.path))

@@ -8,7 +8,8 @@ import numpy as np
 
 from mithril import ops
 from mithril.graph import Dim, UnsupportedError, equal
-from mithril_jax.importing.table import as_value, broadcast, cast, kind_of, line, reshape, row
+from mithril_importing.arrays import as_value, broadcast, reshape
+from mithril_jax.importing.table import cast, kind_of, line, row
 
 
 @row("broadcast_in_dim")

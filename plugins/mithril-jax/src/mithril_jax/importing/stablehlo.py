@@ -29,14 +29,17 @@ from mithril.graph import (
     check_memory,
     is_static,
 )
-from mithril.models import IOKey, Layer, Model
+from mithril.models import Layer, Model
+from mithril_importing.arrays import arrays_of, as_value, is_sizes
+from mithril_importing.damage import MISTAKES
+from mithril_importing.model import model_of
+from mithril_importing.names import identifier, unique_name, unique_names
+from mithril_importing.support import counted, missing_lines
 from mithril_jax.importing import interpreter as _rows, stablehlo_sizes  # noqa: F401  (registers rows)
 from mithril_jax.importing.stablehlo_rows import ASSERTION, HLO, NO_EFFECT, type_of
-from mithril_jax.importing.table import arrays_of, as_value
 
 CONTROL = ("while", "if", "case", "composite")
 RETURNS = ("stablehlo.return", "func.return")
-MISTAKES = (TypeError, ValueError, IndexError, KeyError, AttributeError, ArithmeticError)
 BYTECODE = b"ML\xefR"  # the first bytes of a portable artifact, such as those of jax.export
 PLUGINS = "mithril.plugins"  # attribute of the module
 DEEPEST = 100  # calls inside calls
@@ -59,12 +62,8 @@ def _model(program: Program, params: Mapping[str, Any] | None) -> Model:
             f"the program has no input '{unknown[0]}'", facts=[f"inputs: {', '.join(list(program.inputs)[:16])}"]
         )
     layer = StableHLO(program, {n: np.asarray(a) for n, a in (params or {}).items()})
-    layer.name = ""
-    types = {_identifier(n): t for n, t in program.inputs.items()}
-    keys = {n: IOKey(n, shape=_open_sizes(n, types[n][0]), dtype=types[n][1]) for n in layer.inputs}
-    outputs = layer(**keys)
-    listed = [outputs] if len(layer.outputs) == 1 else list(outputs)
-    return Model.create(inputs=keys, outputs=dict(zip(layer.outputs, listed, strict=True)))
+    types = {name: program.inputs[source] for source, name in layer.input_names.items()}
+    return model_of(layer, {name: (_open_sizes(name, shape), kind) for name, (shape, kind) in types.items()})
 
 
 def _open_sizes(name: str, shape: Sequence[int | None]) -> list[int | str]:
@@ -128,9 +127,9 @@ class Program:
         _require_supported(self.functions)
         block = self.main.regions[0].blocks[0]
         arguments = [_named(self.main, "arg_attrs", k, f"arg{k}") for k in range(len(block.arguments))]
-        self.inputs = dict(zip(_unique(arguments), [type_of(a.type) for a in block.arguments], strict=True))
+        self.inputs = dict(zip(_numbered(arguments), [type_of(a.type) for a in block.arguments], strict=True))
         results = block.operations[len(block.operations) - 1].operands
-        self.outputs = _unique([_named(self.main, "res_attrs", k, f"output{k}") for k in range(len(results))])
+        self.outputs = _numbered([_named(self.main, "res_attrs", k, f"output{k}") for k in range(len(results))])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Program:
         return self  # nothing modifies it
@@ -151,39 +150,22 @@ def _named(function: Any, attribute: str, position: int, default: str) -> str:
     return default
 
 
-def _identifier(name: str) -> str:
-    """Return the name of an input: parameters that no array was supplied for are inputs, too."""
-    return re.sub(r"\W", "_", name)
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    out: list[str] = []
-    for name in names:
-        k, text = 1, name
-        while text in out:
-            k += 1
-            text = f"{name}_{k}"
-        out.append(text)
-    return out
-
-
 def _require_supported(functions: Mapping[str, Any]) -> None:
     """Raise UnsupportedError with all operations without a meaning, and the number of their uses."""
-    missing: dict[str, int] = {}
+    missing: dict[str, list[str]] = {}
     for function in functions.values():
         for op in _operations(function):
             name = op.name
             if name == "stablehlo.custom_call":
                 target = stablehlo_sizes.target_of(op)
                 if target not in (*NO_EFFECT, ASSERTION):
-                    missing[f"custom_call @{target}"] = missing.get(f"custom_call @{target}", 0) + 1
+                    missing.setdefault(f"custom_call @{target}", []).append(str(op.location))
             elif name not in HLO and name not in (*RETURNS, "func.call", *(f"stablehlo.{c}" for c in CONTROL)):
-                missing[name] = missing.get(name, 0) + 1
+                missing.setdefault(name, []).append(str(op.location))
     if missing:
-        count = f"{len(missing)} operation{'s' if len(missing) > 1 else ''}"
         raise UnsupportedError(
-            f"{count} of this program cannot be expressed: {', '.join(sorted(missing))}",
-            facts=[f"{name}, {n} time{'s' if n > 1 else ''}" for name, n in sorted(missing.items())],
+            f"{counted(len(missing), 'operation')} of this program cannot be expressed: {', '.join(sorted(missing))}",
+            facts=missing_lines(missing),
             hint="import the function itself, if you have it: ml.from_jax(function, *examples)",
         )
 
@@ -201,16 +183,23 @@ def _operations(operation: Any) -> Any:
                     yield from _operations(op.operation)
 
 
+def _numbered(names: Sequence[str]) -> list[str]:
+    used: set[str] = set()
+    return [unique_name(name, used) for name in names]
+
+
 class StableHLO(Layer):
     """A program of StableHLO: it runs the operations on values of the graph."""
 
     def __init__(self, program: Program, arrays: dict[str, Any]) -> None:
         self.program = program
         self.pretrained = arrays
+        # Parameters that no array was supplied for are inputs, too, and have the paths of layers.
+        self.input_names = unique_names((n for n in program.inputs if n not in arrays), identifier, arrays)
 
     @property
     def inputs(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(_identifier(n) for n in self.program.inputs if n not in self.pretrained)
+        return tuple(self.input_names.values())
 
     @property
     def outputs(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -223,7 +212,7 @@ class StableHLO(Layer):
         by_name = dict(zip(self.inputs, values, strict=True))
         for name, array in self.pretrained.items():
             by_name[name] = self.param(name, array.shape, dtype=str(array.dtype))
-        arguments = [by_name[n if n in self.pretrained else _identifier(n)] for n in self.program.inputs]
+        arguments = [by_name[self.input_names.get(n, n)] for n in self.program.inputs]
         results = Interpreter(self.program, self.context.path).call(self.program.main, arguments)
         return tuple(as_value(y) for y in results)
 
@@ -271,7 +260,7 @@ class Interpreter:
             if name == "custom_call" and stablehlo_sizes.target_of(operation) == ASSERTION:
                 stablehlo_sizes.require(operation, env)
                 return ()
-            if any(stablehlo_sizes.is_sizes(x) for x in operands):
+            if any(is_sizes(x) for x in operands):
                 result = arrays_of(stablehlo_sizes.apply(operation, operands))
             else:
                 result = arrays_of(HLO[operation.name](operation, *operands))

@@ -15,9 +15,10 @@ from jaxlib.mlir.dialects import stablehlo
 
 from mithril import ops
 from mithril.graph import UnsupportedError
+from mithril_importing.arrays import broadcast, reshape
 from mithril_jax.importing.regions import combination, extreme_position, sort_keys
 from mithril_jax.importing.shapes import descending_order
-from mithril_jax.importing.table import ROWS, broadcast, cast, kind_of, reshape
+from mithril_jax.importing.table import ROWS, cast, kind_of
 
 HLO: dict[str, Callable[..., Any]] = {}
 

@@ -14,20 +14,19 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from mithril import ops
-from mithril.graph import Builder, Dim, InputError, Size, UnsupportedError, assume, collect_guards
+from mithril.graph import (
+    Builder,
+    InputError,
+    Size,
+    UnsupportedError,
+    assume,
+    collect_guards,
+    dtype as as_dtype,
+    int32,
+)
+from mithril_importing.arrays import as_value, is_sizes, on_sizes, reshape, sizes_array, sizes_of
 from mithril_jax.importing.stablehlo_rows import HLO, direction, gathered, hlo, ints, number, result_type, type_of
-from mithril_jax.importing.table import ROWS, cast, reshape
-
-
-def is_sizes(x: Any) -> bool:
-    return isinstance(x, np.ndarray) and x.dtype == object
-
-
-def value_of(x: Any, kind: str) -> Any:
-    """Return a tensor of sizes as a value of the graph."""
-    elements = [cast(ops.size_value(value=d), kind) for d in x.reshape(-1)]
-    return ops.reshape(ops.stack(*elements), shape=x.shape)
+from mithril_jax.importing.table import ROWS
 
 
 def _sizes(x: Any, operation: Any) -> tuple[Size, ...]:
@@ -35,13 +34,7 @@ def _sizes(x: Any, operation: Any) -> tuple[Size, ...]:
         raise UnsupportedError(
             f"{operation.name} has sizes that are computed from data", facts=["accepted: arithmetic on sizes of inputs"]
         )
-    return tuple(n if isinstance(n, Dim) else int(n) for n in x.reshape(-1))
-
-
-def _array(elements: Any, shape: tuple[int, ...]) -> Any:
-    array = np.empty(len(elements), object)
-    array[:] = elements
-    return array.reshape(shape)
+    return sizes_of(x)
 
 
 def apply(operation: Any, operands: list[Any]) -> Any:
@@ -52,20 +45,15 @@ def apply(operation: Any, operands: list[Any]) -> Any:
     if function is not None and integers:
         result = function(operation, *operands)
         if result is not None:
-            return result
+            return result if is_sizes(result) else result.astype(as_dtype(result_type(operation)[1]).numpy)
     count = READ_SIZES.get(name, len(operands))  # operands of data come first
     kinds = [type_of(v.type)[1] for v in operation.operands]
-    values = (value_of(x, kinds[k]) if is_sizes(x) and k < count else x for k, x in enumerate(operands))
+    values = (as_value(x, as_dtype(kinds[k])) if is_sizes(x) and k < count else x for k, x in enumerate(operands))
     return HLO[operation.name](operation, *values)
 
 
 def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def apply_to_elements(operation: Any, x: Any, y: Any) -> Any:
-        pairs = zip(*(a.reshape(-1) for a in np.broadcast_arrays(x, y)), strict=True)
-        plain = [tuple(n if isinstance(n, Dim) else int(n) for n in pair) for pair in pairs]
-        return _array([function(a, b) for a, b in plain], np.broadcast_shapes(x.shape, y.shape))
-
-    return apply_to_elements
+    return lambda operation, x, y: on_sizes(function, x, y)
 
 
 def _convert(operation: Any, x: Any) -> Any:
@@ -159,7 +147,7 @@ def _reason(operation: Any, env: Mapping[Any, Any]) -> str:
 
 @hlo("stablehlo.get_dimension_size")
 def get_dimension_size(operation: Any, x: Any) -> Any:
-    return _array([x.shape[number(operation, "dimension")]], ())
+    return sizes_array(x.shape[number(operation, "dimension")], as_dtype(result_type(operation)[1]))
 
 
 @hlo("stablehlo.dynamic_broadcast_in_dim")
@@ -185,7 +173,7 @@ def dynamic_gather(operation: Any, x: Any, starts: Any, sizes: Any) -> Any:
     d = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
     if isinstance(starts, np.ndarray) and starts.ndim == 1 and not d.operand_batching_dims:
         return _one_slice(x, dict(zip(d.start_index_map, _sizes(starts, operation), strict=True)), slice_sizes, d)
-    return gathered(operation, x, value_of(starts, "int32") if is_sizes(starts) else starts, slice_sizes)
+    return gathered(operation, x, as_value(starts, int32) if is_sizes(starts) else starts, slice_sizes)
 
 
 def _one_slice(x: Any, starts: dict[int, Size], sizes: Sequence[Size], d: Any) -> Any:

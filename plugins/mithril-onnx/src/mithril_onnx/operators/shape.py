@@ -8,10 +8,12 @@ import numpy as np
 
 from mithril import ops
 from mithril.graph import Dim, OperationError, Value, equal, floordiv, is_static, normalize_axis, product
+from mithril_importing.arrays import is_sizes, sizes_array
+from mithril_importing.folding import check_constant
 from mithril_onnx.operators.common import axes_of, require, scalar
 from mithril_onnx.table import Item, Known, Sizes, operator
 from mithril_onnx.tensors import dtype_of_code
-from mithril_onnx.values import NotConstantError, is_sizes, sizes_array
+from mithril_onnx.values import NotConstantError
 
 
 @operator(folds=False)
@@ -180,18 +182,8 @@ def ConstantOfShape(shape: Sizes, *, value=None):
     sizes = tuple(shape)
     if is_static(sizes) and math.prod(sizes) <= 1 << 20:
         return np.full(sizes, element[0])
-    _check_size(sizes)
+    check_constant(sizes)
     return ops.full(shape=sizes, value=element[0].item(), dtype=element.dtype)
-
-
-def _check_size(sizes):
-    from mithril.graph import UnsupportedError
-    from mithril_onnx.importer import LARGEST
-
-    if is_static(tuple(sizes)) and math.prod(sizes) > LARGEST:
-        raise UnsupportedError(
-            f"a constant of {math.prod(sizes)} elements is too large", facts=[f"accepted: at most {LARGEST} elements"]
-        )
 
 
 @operator(folds=False)
@@ -202,7 +194,7 @@ def Range(start: Item, limit: Item, delta: Item, *, context):
         a = b = step = None
     if a is None or b is None or type(step) is not int:
         values = [context.known(v, "an operand") for v in (start, limit, delta)]
-        _check_size((int(max((values[1].item() - values[0].item()) / values[2].item(), 0)) + 1,))
+        check_constant((int(max((values[1].item() - values[0].item()) / values[2].item(), 0)) + 1,))
         return np.arange(*(v.item() for v in values)).astype(values[0].dtype)
     if step == 0:
         raise OperationError("the step of Range is 0")
@@ -210,7 +202,7 @@ def Range(start: Item, limit: Item, delta: Item, *, context):
     count = -(-span // step) if type(span) is int else floordiv(span + step - 1, step)
     if type(count) is int:
         count = max(count, 0)
-        _check_size((count,))
+        check_constant((count,))
         if type(a) is int:
             return np.arange(a, a + count * step, step).astype(
                 np.int64 if is_sizes(start) else start.dtype.numpy if isinstance(start, Value) else start.dtype

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.graph import Dim, OperationError, floordiv, is_static, normalize_axis, product
+from mithril.graph import Dim, OperationError, floordiv, normalize_axis, product
+from mithril_importing.arrays import sizes_array
+from mithril_importing.folding import check_constant
 from mithril_tflite.operators.reduction import only
 from mithril_tflite.table import Known, Sizes, Stored, operator
-from mithril_tflite.values import sizes_array
 
 
 @operator(folds=False)
@@ -208,17 +209,9 @@ def BROADCAST_ARGS(a: Known, b: Known):
     return np.asarray(np.broadcast_shapes(tuple(a.tolist()), tuple(b.tolist())), a.dtype)
 
 
-LARGEST = 1 << 28  # elements
-
-
-def _check_size(sizes):
-    if is_static(tuple(sizes)) and (min(sizes, default=1) < 0 or math.prod(sizes) > LARGEST):
-        raise OperationError(f"a constant of the sizes {list(sizes)}", facts=[f"accepted: at most {LARGEST} elements"])
-
-
 @operator(moves=True)
 def FILL(shape: Sizes, value):
-    _check_size(shape)
+    check_constant(shape)
     return ops.broadcast_to(value, shape=shape)
 
 
@@ -233,7 +226,7 @@ def RANGE(start: Sizes, limit: Sizes, delta: Sizes, *, context):
         raise OperationError(f"the step of RANGE is {delta}")
     span = limit - start
     count = floordiv(span + delta - 1, delta) if type(span) is Dim else max(math.ceil(span / delta), 0)
-    _check_size((count,))
+    check_constant((count,))
     y = ops.iota(shape=(count,), dtype=dtype)
     y = y if delta == 1 else y * np.asarray(delta, dtype.numpy)
     if type(start) is Dim:

@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 from mithril import ops
 from mithril.graph import UnsupportedError
 from mithril_importing import complex_numbers as pairs
+from mithril_importing.arrays import as_value
 from mithril_importing.complex_numbers import Complex
-from mithril_torch.importing.table import ROWS, as_value, axis_of, cast, is_tensor, row
+from mithril_torch.importing.table import ROWS, axis_of, cast, is_tensor, row
 
 # Operators that move elements, or are linear over the reals: the same for both parts.
 BOTH_PARTS = frozenset(

@@ -9,7 +9,8 @@ import numpy as np
 
 from mithril import ops
 from mithril_importing import special_functions as special
-from mithril_torch.importing.table import as_value, broadcast, cast, is_tensor, row, sizes_of
+from mithril_importing.arrays import as_value, broadcast
+from mithril_torch.importing.table import cast, is_tensor, row, sizes_of
 
 UNARY = (
     *("abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "erf", "erfinv", "exp", "expm1"),

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from mithril.graph import InputError, MithrilError, UnsupportedError, unknown
-from mithril.models import IOKey, Model
+from mithril.models import Model
+from mithril_importing.model import model_of
 from mithril_torch.importing.interpreter import FRAME, has_meaning, require_supported
 from mithril_torch.importing.layer import TorchModule
 from mithril_torch.importing.program import Exported, export
@@ -74,14 +75,7 @@ def from_torch(
     tensors = dict(module.named_parameters(remove_duplicate=False))
     tensors.update(module.named_buffers(remove_duplicate=False))
     layer = TorchModule(evaluation, trained, tensors, user)
-    layer.name = ""  # names of parameters get no prefix
-    keys = {
-        name: IOKey(name, shape=list(shape), dtype=dtype_name(kind))
-        for name, (shape, kind) in evaluation.inputs.items()
-    }
-    results = layer(**keys)
-    outputs = [results] if len(evaluation.outputs) == 1 else list(results)
-    return Model.create(inputs=keys, outputs=dict(zip(evaluation.outputs, outputs, strict=True)))
+    return model_of(layer, {name: (shape, dtype_name(kind)) for name, (shape, kind) in evaluation.inputs.items()})
 
 
 def _not_exported(error: Exception) -> UnsupportedError:

@@ -10,7 +10,8 @@ import numpy as np
 
 from mithril import ops
 from mithril.graph import equal, product
-from mithril_torch.importing.table import as_value, axis_of, broadcast, cast, is_tensor, known, line, reshape, row
+from mithril_importing.arrays import as_value, broadcast, reshape
+from mithril_torch.importing.table import axis_of, cast, is_tensor, known, line, row
 
 MASKS = ("bool", "uint8")  # dtypes of an index that selects elements
 

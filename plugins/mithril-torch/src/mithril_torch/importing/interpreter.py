@@ -12,7 +12,9 @@ import torch
 
 from mithril import ops
 from mithril.graph import Builder, Dim, MithrilError, ModelError, Origin, UnsupportedError
+from mithril_importing.arrays import as_value
 from mithril_importing.layers import Run
+from mithril_importing.support import counted, missing_lines
 from mithril_torch.importing import (  # noqa: F401  # they enter their rows
     complex_numbers,
     draws,
@@ -29,7 +31,7 @@ from mithril_torch.importing import (  # noqa: F401  # they enter their rows
     windows,
 )
 from mithril_torch.importing.program import ROOT, Exported
-from mithril_torch.importing.table import IGNORED, ROWS, Row, as_value, call, is_tensor, modules_of, name_of
+from mithril_torch.importing.table import IGNORED, ROWS, Row, call, is_tensor, modules_of, name_of
 from mithril_torch.importing.types import ExampleSizes, require_recorded_type
 
 shapes.enter_copies()
@@ -63,7 +65,7 @@ User = Mapping[str, Callable[..., Any]]  # the user's functions of operators
 
 def require_supported(program: Exported, user: User) -> None:
     """Raise UnsupportedError with all operators without a row, the number of their uses and the first line."""
-    missing: dict[str, list[Any]] = {}
+    missing: dict[str, list[str]] = {}
     for module in program.module.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:
@@ -72,17 +74,12 @@ def require_supported(program: Exported, user: User) -> None:
                 ordered = node.target is torch.ops.higher_order.with_effects
                 target = node.args[1] if ordered else node.target
                 if not has_meaning(target, user) or (ordered and name_of(target) not in CHECKS):
-                    missing.setdefault(name_of(target), []).append(node)
+                    missing.setdefault(name_of(target), []).append(str(origin_of(node, "")) or "the module")
     if not missing:
         return
-    facts = []
-    for name, nodes in sorted(missing.items()):
-        count = f"{len(nodes)} time{'s' if len(nodes) > 1 else ''}"
-        facts.append(f"{name}, {count}, first in {origin_of(nodes[0], '') or 'the module'}")
-    number = f"{len(missing)} operator{'s' if len(missing) > 1 else ''}"
     raise UnsupportedError(
-        f"{number} of this module cannot be expressed: {', '.join(sorted(missing))}",
-        facts=facts,
+        f"{counted(len(missing), 'operator')} of this module cannot be expressed: {', '.join(sorted(missing))}",
+        facts=missing_lines(missing),
         hint="ml.from_torch(..., operators={" + repr(min(missing)) + ": function}) supplies a function of mithril.ops",
     )
 

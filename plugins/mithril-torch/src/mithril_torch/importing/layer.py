@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mithril.graph import InputError, ModelError
+from mithril_importing.arrays import as_value
 from mithril_importing.layers import ImportedLayer
 from mithril_importing.patterns import known_layer
 from mithril_torch.importing.complex_numbers import packed
@@ -19,7 +20,7 @@ from mithril_torch.importing.interpreter import Interpreter, User
 from mithril_torch.importing.program import Exported
 from mithril_torch.importing.regions import region_of
 from mithril_torch.importing.running import run_module
-from mithril_torch.importing.table import array_of, as_value, cast, dtype_name, filled, is_tensor
+from mithril_torch.importing.table import array_of, cast, dtype_name, filled, is_tensor
 
 
 class TorchModule(ImportedLayer):

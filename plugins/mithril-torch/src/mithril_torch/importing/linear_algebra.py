@@ -9,7 +9,8 @@ import numpy as np
 from mithril import ops
 from mithril.graph import UnsupportedError
 from mithril_importing import factorizations
-from mithril_torch.importing.table import cast, reshape, row
+from mithril_importing.arrays import reshape
+from mithril_torch.importing.table import cast, row
 
 _swapped = factorizations.swapped
 

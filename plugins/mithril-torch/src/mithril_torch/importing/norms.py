@@ -9,7 +9,8 @@ import numpy as np
 from mithril import ops
 from mithril.graph import product
 from mithril.ops import size_value
-from mithril_torch.importing.table import as_value, cast, reshape, row
+from mithril_importing.arrays import as_value, reshape
+from mithril_torch.importing.table import cast, row
 
 
 @row("layer_norm")

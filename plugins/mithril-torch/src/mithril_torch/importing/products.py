@@ -9,8 +9,9 @@ import numpy as np
 from mithril import ops
 from mithril.graph import equal
 from mithril_importing import special_functions as special
+from mithril_importing.arrays import broadcast, reshape
 from mithril_torch.importing.reductions import vector_norm
-from mithril_torch.importing.table import broadcast, cast, line, reshape, row
+from mithril_torch.importing.table import cast, line, row
 
 
 @row("matmul", "mm", "bmm", "mv", "dot")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from mithril.graph import Dim, UnsupportedError
+from mithril_importing.names import result_names
 from mithril_torch.importing.table import array_of
 from mithril_torch.importing.whole import kept_whole, of_composites
 
@@ -235,10 +235,4 @@ def _shape(name: str, shape: Any, ranges: Mapping[Any, Any], names: Mapping[Any,
 def output_names(spec: Any) -> tuple[str, ...]:
     """Return a name per result: ``output``, ``output0`` and so on, or its keys in dictionaries and data classes."""
     tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    paths, _ = pytree.tree_flatten_with_path(tree)
-    names = []
-    for path, _ in paths:
-        keys = [str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path]
-        text = re.sub(r"\W", "_", "_".join(keys))
-        names.append("output" + text if not text or text[0].isdigit() else text)
-    return tuple(names)
+    return result_names(path for path, _ in pytree.tree_flatten_with_path(tree)[0])

@@ -7,7 +7,8 @@ from typing import Any
 
 from mithril import ops
 from mithril.graph import UnsupportedError
-from mithril_torch.importing.table import as_value, row
+from mithril_importing.arrays import as_value
+from mithril_torch.importing.table import row
 
 Step = Callable[[Any, tuple[Any, ...], Any, Any], tuple[Any, ...]]  # projected input, states, weight, bias -> states
 

@@ -10,7 +10,8 @@ from mithril import ops
 from mithril.graph import Op
 from mithril.ops import size_value
 from mithril_importing import special_functions as special
-from mithril_torch.importing.table import as_value, axes_of_dims, axis_of, cast, line, reshape, row
+from mithril_importing.arrays import as_value, reshape
+from mithril_torch.importing.table import axes_of_dims, axis_of, cast, line, row
 
 
 @row("sum.dim_IntList", "sum")

@@ -8,9 +8,10 @@ import numpy as np
 
 from mithril import ops
 from mithril.graph import Op, UnsupportedError, is_static, product
+from mithril_importing.arrays import as_value, reshape
 from mithril_torch.importing.indexing import like_index
 from mithril_torch.importing.reductions import in_order
-from mithril_torch.importing.table import as_value, axis_of, cast, is_tensor, known, line, reshape, row
+from mithril_torch.importing.table import axis_of, cast, is_tensor, known, line, row
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
 

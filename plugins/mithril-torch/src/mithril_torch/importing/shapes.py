@@ -9,21 +9,8 @@ import numpy as np
 
 from mithril import ops
 from mithril.graph import Dim, Op, UnsupportedError, is_static, product
-from mithril_torch.importing.table import (
-    ROWS,
-    as_value,
-    axis_of,
-    broadcast,
-    cast,
-    dtype_name,
-    filled,
-    is_tensor,
-    known,
-    line,
-    reshape,
-    row,
-    sizes_of,
-)
+from mithril_importing.arrays import as_value, broadcast, reshape
+from mithril_torch.importing.table import ROWS, axis_of, cast, dtype_name, filled, is_tensor, known, line, row, sizes_of
 
 END = 2**62  # ends of slices beyond this mean the end of the axis
 

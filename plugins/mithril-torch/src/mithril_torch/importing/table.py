@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from mithril import ops
-from mithril.graph import Builder, Dim, UnsupportedError, Value, dtype as as_dtype, is_static
+from mithril.graph import Dim, UnsupportedError, Value, dtype as as_dtype, is_static
+from mithril_importing.arrays import arrays_of, as_value, broadcast, converted
 from mithril_importing.complex_numbers import Complex
 
 IGNORED = ("layout", "device", "pin_memory", "memory_format", "non_blocking", "generator", "requires_grad")
@@ -65,11 +66,6 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, (Value, np.ndarray))
 
 
-def as_value(x: Any) -> Value:
-    """Return a tensor as a value of the graph."""
-    return x if isinstance(x, Value) else Builder.current().constant(x)
-
-
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -98,12 +94,7 @@ def cast(x: Any, dtype: torch.dtype | str | None) -> Any:
     kind = as_dtype(dtype if isinstance(dtype, str) else dtype_name(dtype))
     if isinstance(x, Dim):
         return ops.cast(as_value(ops.size_value(value=x)), dtype=kind)
-    if isinstance(x, Value):
-        return x if x.dtype is kind else ops.cast(x, dtype=kind)
-    array = np.asarray(x)
-    if array.dtype == kind.numpy:
-        return array
-    return np.asarray(ops.cast(array, dtype=kind))
+    return converted(x, kind)
 
 
 def sizes_of(x: Any) -> tuple[Any, ...]:
@@ -123,17 +114,6 @@ def axes_of_dims(x: Any, dim: Any) -> tuple[int, ...]:
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(len(x.shape)))
     return tuple(axis_of(x, d) for d in ([dim] if isinstance(dim, int) else dim))
-
-
-def reshape(x: Any, shape: Any) -> Any:
-    """Reshape; an array takes symbolic sizes as a value only."""
-    shape = tuple(shape)
-    return ops.reshape(x if is_static(shape) else as_value(x), shape=shape)
-
-
-def broadcast(x: Any, shape: Any) -> Any:
-    shape = tuple(shape)
-    return ops.broadcast_to(x if is_static(shape) else as_value(x), shape=shape)
 
 
 def filled(shape: Any, value: Any, dtype: torch.dtype) -> Any:
@@ -176,13 +156,6 @@ def call(row: Row, node: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
     if "operand" in row.reads:
         options["operand"] = node.args[0].meta["val"]
     return arrays_of(row.function(*args, **options))
-
-
-def arrays_of(result: Any) -> Any:
-    """Return results with NumPy's scalars as arrays."""
-    if isinstance(result, (tuple, list)):
-        return tuple(arrays_of(r) for r in result)
-    return np.asarray(result) if isinstance(result, np.generic) else result
 
 
 def _common(node: Any) -> torch.dtype:

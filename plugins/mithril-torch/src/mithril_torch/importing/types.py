@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from mithril.graph import Dim, UnsupportedError, Value, shape_text, substitute, symbols
+from mithril.graph import Dim, UnsupportedError, Value, substitute, symbols
 from mithril_importing.complex_numbers import Complex
+from mithril_importing.declared_types import other_type, type_text
 from mithril_torch.importing.complex_numbers import Part, part_type
 from mithril_torch.importing.table import dtype_name, is_tensor
 
@@ -59,17 +60,14 @@ def require_recorded_type(name: str, value: Any, recorded: Any, sizes: ExampleSi
         for part in (value.re, value.im):
             require_recorded_type(name, part, part_type(recorded), sizes)
         return
-    expected = f"{dtype_name(recorded.dtype)}[{', '.join(map(str, recorded.shape))}]"
+    kind = dtype_name(recorded.dtype)
+    expected = type_text(kind, recorded.shape)
     if not is_tensor(value):
         raise UnsupportedError(f"{name} is not computed", facts=[f"in PyTorch it is {expected}"])
-    shape = tuple(value.shape)
-    if (
-        str(value.dtype) != dtype_name(recorded.dtype)
-        or len(shape) != len(recorded.shape)
-        or not all(sizes.agree(a, b) for a, b in zip(shape, recorded.shape, strict=True))
-    ):
+    actual = other_type(value, kind, recorded.shape, sizes.agree)
+    if actual is not None:
         raise UnsupportedError(
-            f"{name} becomes {value.dtype}{shape_text(shape)}, but in PyTorch it is {expected}",
+            f"{name} becomes {actual}, but in PyTorch it is {expected}",
             hint="ml.from_torch(..., operators=) supplies another function; if the function is that of mithril, "
             "please report this error",
         )

@@ -10,7 +10,8 @@ import numpy as np
 
 from mithril import ops
 from mithril.graph import Op, UnsupportedError, is_static
-from mithril_torch.importing.table import as_value, cast, reshape, row
+from mithril_importing.arrays import as_value, reshape
+from mithril_torch.importing.table import cast, row
 
 
 def _each(value: Any, n: int) -> tuple[Any, ...]:
