@@ -1,1 +1,1 @@
-"""A kit for importers: the layers of an imported model, by the module paths of its source."""
+"""A kit for importers: tables of operators, names, sizes, folding, declared types, and layers by module paths."""
