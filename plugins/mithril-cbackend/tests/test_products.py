@@ -251,3 +251,21 @@ def test_a_matrix_times_a_vector(threads: int) -> None:
     check(LAYOUTS["TN"], *operands("TN", 200, 70, 2), machine=machine)
     batched = {"contract_a": (2,), "contract_b": (1,), "batch_a": (0,), "batch_b": (0,)}
     check(lambda a, b: dot(a, b, **batched), random(5, 40, 30), random(5, 30), machine=machine)
+
+
+# -- small results of long sums -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 3), (12, 5)], ids=str)
+def test_results_narrower_than_a_vector(m: int, n: int, dtype: Any) -> None:
+    check(lambda x, w: maximum(matmul(x, w), 1), *operands("NN", m, 2045, n, dtype=dtype), rtol=1e-4)
+    check(LAYOUTS["TT"], *operands("TT", m, 1100, n, dtype=dtype), rtol=1e-4)
+    check(matmul, *operands("NN", m, 1100, n, 3, dtype=dtype), machine=replace(BASE, threads=2), rtol=1e-4)
+    check(matmul, *operands("NN", m, 1100, n, dtype=dtype), machine=replace(BASE, vector_bytes=16), rtol=1e-4)
+
+
+def test_short_rows_are_read_as_full_vectors() -> None:
+    """Three columns are three vectors of sixteen rows; their sums are registers, not elements of an array."""
+    graph = graph_of(matmul, {"x": random(2, 5000), "w": random(5000, 3)})
+    (function,) = programs.write(graph, BASE).functions.values()
+    text = tir.text(function.primfunc)
+    assert text.count("T.Shuffle(") == 6

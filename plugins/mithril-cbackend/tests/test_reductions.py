@@ -100,3 +100,18 @@ def test_short_rows_are_joined() -> None:
     machine = Machine(machine_code.host_cpu(), 1)
     text = compile_graph.compiled(b.build({"y": y}), machine, CompileTarget()).source
     assert "< 6; " in text and "< 5; " not in text and "< 7; " not in text
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_axes_after_a_searched_one_are_joined(keepdims: bool) -> None:
+    for shape in ((6, 5, 3, 1), (2, 3, 24, 105), (4, 5, 3, 7), (3, 12), (3, 9, 41)):
+        x = RNG.integers(0, 9, shape).astype(np.float32)
+        for axis in range(len(shape)):
+            check(lambda x, axis=axis: ops.argmax(x, axis=axis, keepdims=keepdims), x)
+            check(lambda x, axis=axis: ops.argmin(x, axis=axis, keepdims=keepdims), x, threads=2, vector_bytes=32)
+            check(lambda x, axis=axis: ops.argmin(x, axis=axis, keepdims=keepdims) * 2, x.astype("float64"))
+    with Builder() as b:
+        y = ops.argmax(b.input("x", (6, 5, 3, 7)), axis=0, keepdims=keepdims)
+    machine = Machine(machine_code.host_cpu(), 1)
+    text = compile_graph.compiled(b.build({"y": y}), machine, CompileTarget()).source
+    assert "< 5; " not in text and "< 3; " not in text and "< 7; " not in text

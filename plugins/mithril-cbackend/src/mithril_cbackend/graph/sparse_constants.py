@@ -25,11 +25,11 @@ Array = np.ndarray[Any, Any]
 
 def rewritten(graph: Graph) -> Graph:
     """Return the graph with weighed sums in place of products that take longer."""
-    found = [(n, data) for n in graph.nodes if n.op is ops.matmul and (data := _constant(graph, n)) is not None]
-    if not found:
+    products = [(n, data) for n in graph.nodes if n.op is ops.matmul and (data := _constant(graph, n)) is not None]
+    if not products:
         return graph
     editor = graph.edit()
-    for node, data in found:
+    for node, data in products:
         terms = int(np.count_nonzero(data, axis=0).max())
         if len(data) >= terms * (1 if _of_rows(editor, node) else PRODUCTS_PER_GATHER):
             editor.replace_value(node.result, _weighed(editor, node, data, max(terms, 1)))
@@ -72,7 +72,7 @@ def _weighed(editor: Editor, node: Node, data: Array, terms: int) -> Value:
         total = None
         for positions in order:
             weights = np.take_along_axis(data, positions[None], axis=0)[0]
-            taken = ops.take(x, b.constant(positions.astype(np.int32), name="positions"), axis=-1)
-            term = taken * b.constant(weights, name="weights")
+            elements = ops.take(x, b.constant(positions.astype(np.int32), name="positions"), axis=-1)
+            term = elements * b.constant(weights, name="weights")
             total = term if total is None else total + term
     return total

@@ -1,7 +1,8 @@
 """Products with few rows, bound by memory bandwidth: the right operand is read once, unpacked.
 
 If its columns are contiguous, each is multiplied with every row of the left operand. If its rows are contiguous, each
-is scaled by elements of the left operand and added to accumulators of all columns; so are small results of long sums.
+is scaled by elements of the left operand and added to accumulators of all columns. Several rows shorter than a vector
+are read as full vectors, whose lanes are different columns; so are small results of long sums.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
 from mithril_cbackend.lowering.element.vectorization import pieces, vectorizable
-from mithril_cbackend.lowering.matmul.matmul_form import Product, strided_operand
+from mithril_cbackend.lowering.matmul.matmul_form import LONG_SUM, Product, StridedOperand, strided_operand
 from mithril_cbackend.lowering.matmul.microkernel import count
 
 MAX_ROWS = 8  # rows of the left operand that this template takes at most
 VARIANTS = (1, 2, 3, 4, 6, 8)  # rows for which a symbolic number of rows has code of its own
 COLUMNS = 4  # columns per block if their number is symbolic
-LONG_SUM = 1024  # products of a sum from which packing the right operand costs more than narrow vectors
 UNROLL = 8  # rows of the right operand per iteration
+ACCUMULATORS = 24  # vectors of sums of a block of short rows: of 32 registers of AVX-512, the rest holds elements
+PART = 64  # blocks of short rows that several groups of rows of the left operand read from the L1 cache
 ACCUMULATOR_BYTES = 1 << 14  # bytes of accumulators, which fit the L1 cache
 
 
@@ -64,8 +66,12 @@ def write_few(frame: KernelBuilder, product: Product) -> None:
 def _write(frame: KernelBuilder, product: Product, rows: Sequence[Any]) -> None:
     right = strided_operand(product.right, frame.kernel.producers)
     assert right is not None
-    write_rows = by_column if right.summed == 1 and product.k >= frame.machine.lanes(product.kind.bits) else by_row
-    write_rows(frame, product, rows)
+    if right.summed == 1 and product.k >= frame.machine.lanes(product.kind.bits):
+        by_column(frame, product, rows)
+    elif _has_short_rows(frame, product, right):
+        by_block(frame, product, rows)
+    else:
+        by_row(frame, product, rows)
 
 
 # -- results ------------------------------------------------------------------------------------------------------
@@ -156,6 +162,84 @@ def _horizontal_sum(frame: KernelBuilder, total: t.Buffer, first: int, lanes: in
             pair_sum = scalar_ops.add(frame.code, t.load(total, offset), other, product.kind)
             frame.code.store(total, offset, pair_sum)
     return t.load(total, first)
+
+
+# -- blocks of short rows -------------------------------------------------------------------------------------------
+def _has_short_rows(frame: KernelBuilder, product: Product, right: StridedOperand) -> bool:
+    """Whether rows are shorter than a vector, and both operands are contiguous along their last axis."""
+    left, lanes = strided_operand(product.left, frame.kernel.producers), frame.machine.lanes(product.kind.bits)
+    if left is None or left.summed != 1 or not product.kind.is_float or not isinstance(product.k, int):
+        return False
+    stored = {left.value.dtype, right.value.dtype} == {product.kind}
+    return stored and isinstance(product.n, int) and product.n < lanes and right.summed == product.n
+
+
+def by_block(frame: KernelBuilder, product: Product, rows: Sequence[Any]) -> None:
+    """Multiply as many short rows at a time as a vector has lanes; they are as many vectors as there are columns.
+
+    Lane p of these vectors is row p // n and column p % n, so that an exchange of lanes repeats each element of the
+    left operand for its row. The sums of a column are added up at the end.
+    """
+    code, reader, kind, n = frame.code, frame.reader, product.kind, product.n
+    lanes = frame.machine.lanes(kind.bits)
+    height = max(1, ACCUMULATORS // n)
+    right = strided_operand(product.right, frame.kernel.producers)
+    left = strided_operand(product.left, frame.kernel.producers)
+    assert right is not None
+    assert left is not None
+    groups = [rows[k : k + height] for k in range(0, len(rows), height)]
+    blocks, rest = divmod(product.k, lanes)
+    part = blocks if len(groups) == 1 else min(PART, blocks)
+    with frame.share("m", product.matrices, product.work) as (_, item):
+        batch_index = reader.split(item, product.batch)
+        a, b = left.matrix(batch_index, kind, reader), right.matrix(batch_index, kind, reader).transposed()
+        sums = code.alloc("sums", len(rows) * n * lanes, kind.name)
+        with reader.loop("i", len(rows) * n) as i, reader.loop("j", lanes, t.VECTORIZED) as j:
+            code.store(sums, i * lanes + j, t.const(0, kind.name))
+
+        def add_group(first_row: int, count: int, first: Any, size: int) -> None:
+            """Add the products of a group of rows and of some blocks, from ``first`` on."""
+            slots = [(i, v, (i * n + v) * lanes) for i in range(count) for v in range(n)]
+            begin = first_row * n * lanes
+            total = code.alloc("total", count * n * lanes, kind.name)
+            with reader.loop("j", lanes, t.VECTORIZED) as j:
+                for _, _, slot in slots:
+                    code.store(total, j + slot, t.load(sums, j + (begin + slot)))
+            with reader.loop("k", size) as block:
+                k = (first + block) * lanes
+                short_rows = code.alloc("rows", n * lanes, kind.name)
+                for v in range(n):
+                    vector = t.vector(b.offset(k, 0) + v * lanes, lanes)
+                    code.store(short_rows, t.vector(v * lanes, lanes), t.load(b.buffer, vector))
+                for i, v, slot in slots:
+                    elements = t.load(a.buffer, t.vector(a.offset(rows[first_row + i], k), lanes))
+                    repeated = t.shuffle(elements, elements, [(v * lanes + p) // n for p in range(lanes)])
+                    term = repeated * t.load(short_rows, t.vector(v * lanes, lanes))
+                    place = t.vector(slot, lanes)
+                    code.store(total, place, t.load(total, place) + term)
+            with reader.loop("j", lanes, t.VECTORIZED) as j:
+                for _, _, slot in slots:
+                    code.store(sums, j + (begin + slot), t.load(total, j + slot))
+
+        for first, parts, size in ((0, blocks // part, part), (blocks // part * part, 1, blocks % part)):
+            if parts and size:
+                with reader.loop("part", parts) as p:
+                    for k, group in enumerate(groups):
+                        add_group(k * height, len(group), p * part + first, size)
+        for i, row in enumerate(rows):
+            begin = i * n * lanes
+            with reader.loop("r", rest) as r, reader.loop("j", n) as j:
+                k = r + blocks * lanes
+                term = scalar_ops.mul(code, a.element(row, k), b.element(k, j), kind)
+                code.store(sums, j + begin, scalar_ops.add(code, t.load(sums, j + begin), term, kind))
+            half = lanes
+            while half > 1:
+                half //= 2
+                with reader.loop("j", half * n) as j:
+                    other = t.load(sums, j + (begin + half * n))
+                    code.store(sums, j + begin, scalar_ops.add(code, t.load(sums, j + begin), other, kind))
+            with reader.loop("j", n) as j:
+                emit(frame, product, batch_index, row, j, t.load(sums, j + begin))
 
 
 # -- rows ---------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS
 from mithril_cbackend.lowering.matmul.microkernel import Matrix
 
 MIN_PRODUCTS = 512  # multiplications; smaller products use simple loops
+LONG_SUM = 1024  # products of a sum from which packing the right operand costs more than narrow vectors
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,10 @@ def product_of(node: Node) -> Product | None:
     product = {"matmul": _matmul, "dot": _dot}[node.op.name](node)
     if typical(product.n) < 4 <= typical(product.m):  # matrix times vector: transposed, it is a vector times a matrix
         product = replace(product, left=product.right, right=product.left, transposed=True)
+    is_long = isinstance(product.k, int) and product.k >= LONG_SUM
     if (
         0 in (product.m, product.n, product.k, product.matrices)
-        or typical(product.n) < 4
+        or (typical(product.n) < 4 and not is_long)
         or typical(product.m * product.n * product.k) < MIN_PRODUCTS
     ):
         return None

@@ -286,7 +286,10 @@ def over_blocks(
             with reader.loop("b", blocks, kind) as b:
                 block(coordinates, b * width, width, True)
         remaining = inner - blocks * width
-        if remaining:
+        if isinstance(inner, int) and lanes > 1:
+            for start, size in pieces(remaining, lanes):
+                block(coordinates, blocks * width + start, size, size > 1)
+        elif remaining:
             with reader.loop("b", remaining) as b:
                 block(coordinates, b + blocks * width, 1, False)
 
@@ -334,8 +337,13 @@ def positions(kernel: Kernel, name: str, machine: Machine) -> Any:
     """Lower ``argmax`` and ``argmin``, vectorized along the last axis in either case."""
     frame = KernelBuilder(kernel, name, machine)
     node = kernel.anchor
-    shape, axis = shape_of(operand(node)), node.attributes["axis"]
-    lanes = machine.lanes(max(operand(node).dtype.bits, 32))
+    x, axis = operand(node), node.attributes["axis"]
+    shape, lanes = shape_of(x), machine.lanes(max(x.dtype.bits, 32))
+    values = _read_alike(kernel, x) if kernel.outputs == [node.result] else None
+    groups = merged(values, shape, breaks=(axis, axis + 1))
+    if values is not None and axis < len(shape) - 1:  # neighbors in the results are the lanes of vectors
+        shape, axis = merge(frame, values, shape, groups), groups.index([axis])
+        frame.reader.shapes[node.result] = (*shape[:axis], *([1] * node.attributes["keepdims"]), *shape[axis + 1 :])
     (_search_along if axis == len(shape) - 1 else _search_across)(frame, node, shape, axis, lanes)
     return frame.finish()
 
