@@ -7,6 +7,8 @@ itself, so that short sums remain products; along other axes rows are gathered, 
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ def rewritten(graph: Graph) -> Graph:
     products = [(n, data) for n in graph.nodes if n.op is ops.matmul and (data := _constant(graph, n)) is not None]
     if not products:
         return graph
-    editor = graph.edit()
+    editor: Editor = graph.edit()
     for node, data in products:
         terms = int(np.count_nonzero(data, axis=0).max())
         if len(data) >= terms * (1 if _of_rows(editor, node) else PRODUCTS_PER_GATHER):
@@ -61,18 +63,18 @@ def _of_rows(editor: Editor, node: Node) -> bool:
     )
 
 
-def _weighed(editor: Editor, node: Node, data: Array, terms: int) -> Value:
+def _weighed(editor: Editor, node: Node, data: Array, count: int) -> Value:
     """Return the sum of as many weighed gathers; columns with fewer nonzero elements have weights of zero."""
-    order = np.argsort(data == 0, axis=0, kind="stable")[:terms]  # nonzero elements first, by position
+    order = np.argsort(data == 0, axis=0, kind="stable")[:count]  # nonzero elements first, by position
     with editor.before(node) as b:
         # A barrier stores the operand: each gather would compute it again.
         swap = editor.producer(operand(node)) if _of_rows(editor, node) else None
         (x,) = ops.barrier(operand(node if swap is None else swap))
         x = x if swap is None else ops.transpose(x, perm=swap.attributes["perm"])
-        total = None
+        terms = []
         for positions in order:
             weights = np.take_along_axis(data, positions[None], axis=0)[0]
             elements = ops.take(x, b.constant(positions.astype(np.int32), name="positions"), axis=-1)
-            term = elements * b.constant(weights, name="weights")
-            total = term if total is None else total + term
-    return total
+            terms.append(elements * b.constant(weights, name="weights"))
+        result: Value = reduce(add, terms)
+    return result

@@ -130,6 +130,19 @@ def power_of_two(k: t.Expr) -> t.Expr:
     return t.bits(k + i(127) << i(23), "float32")
 
 
+ATANH = (1.81740078349e-1, 8.24370301058e-2, 1.46691431730e-1, 1.99782164500e-1, 3.33337300303e-1)
+
+
+def atanh(code: t.Code, x: t.Expr) -> t.Expr:
+    x = code.let(x, "x")
+    a = absolute(code, x)
+    z = code.let(a * a, "z")
+    central = polynomial(code, z, ATANH) * z * a + a
+    # From one half on 1 - a is exact, and the logarithm at least that of 3: no digits cancel.
+    y = t.select(a < 0.5, central, log(code, (a + 1.0) / (f(1.0) - a)) * 0.5)
+    return with_sign(code, y, x)
+
+
 TANH = (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
         1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03)  # fmt: skip
 TANH_BELOW = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
@@ -384,7 +397,7 @@ OWN: dict[Op, Function] = {
     ops.cosh: _in_double(double.cosh),
     ops.asinh: _in_double(double.asinh),
     ops.acosh: _in_double(double.acosh),
-    ops.atanh: _in_double(double.atanh),
+    ops.atanh: _by_dtype(atanh, double.atanh),
     ops.atan2: atan2,
     ops.pow: pow,
 }
