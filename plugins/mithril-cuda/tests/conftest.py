@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers next to this file
 
-import stub as stub_driver
+import cuda_stub
 
 from mithril_cbackend.devices.backend import DeviceBackend
 from mithril_cuda import driver, nvrtc
@@ -18,7 +18,7 @@ def stub(tmp_path_factory):
     """Take the place of driver and compiler; return the control of the driver."""
     folder = tmp_path_factory.mktemp("cuda")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "LIBRARY", stub_driver.driver(folder))
-        patch.setattr(nvrtc, "compiled", stub_driver.compiler(folder))
+        patch.setattr(driver, "LIBRARY", cuda_stub.driver(folder))
+        patch.setattr(nvrtc, "compiled", cuda_stub.compiler(folder))
         patch.setattr(DeviceBackend, "hosts", {})
-        yield stub_driver.control(driver.LIBRARY)
+        yield cuda_stub.control(driver.LIBRARY)

@@ -1,14 +1,10 @@
 """The CUDA backend on the conformance kit, by a driver in main memory that runs the kernels as C."""
 
-import datetime
-
 import pytest
+from cuda_stub import PARTS, TODAY
 
 from mithril_testing import BackendConformance
 from mithril_testing.devices import ON_HOST, DeviceConformance
-
-PARTS = 20
-TODAY = datetime.date.today().toordinal() % PARTS
 
 
 @pytest.mark.soak

@@ -1,7 +1,7 @@
 """Kernels compile by NVRTC without a GPU: those of some operations every day, of the whole kit in the soak test."""
 
 import pytest
-from test_conformance import PARTS, TODAY
+from cuda_stub import PARTS, TODAY
 
 import mithril as ml
 from mithril import ops

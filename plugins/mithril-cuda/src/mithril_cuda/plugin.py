@@ -33,6 +33,7 @@ def mithril_formats() -> Sequence[FileFormat]:
     return [
         FileFormat(
             "ptx",
+            suffixes=(".ptx",),
             saves="mithril_cuda.export:export",
             summary="the kernels of a program for an NVIDIA GPU, as its assembly",
             backends=("cuda",),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import numpy as np
@@ -147,6 +150,21 @@ class DeviceConformance:
         assert "exact: one planned arena" in str(compiled.memory_report())
         assert not any(line.startswith("//") and "{" in line for line in str(compiled.source).splitlines())
 
+    def test_arrays(self, backend: Any) -> None:
+        """Compute with arrays in main memory, copy them on the device, and pickle them for processes without it."""
+        data = np.arange(6, dtype=np.float32).reshape(2, 3)
+        x = backend.array(data)
+        np.testing.assert_array_equal(2.0 - x, 2.0 - data)
+        np.testing.assert_array_equal(x == backend.array(data), np.ones((2, 3), bool))
+        assert np.sum(x) == 15.0
+        with pytest.raises(TypeError, match="__array_ufunc__"):
+            x += 1.0
+        copied = copy.deepcopy({"x": x})["x"]
+        assert backend.is_array(copied)
+        assert copied.buffer is not x.buffer
+        for other in (copied, pickle.loads(pickle.dumps(x))):
+            np.testing.assert_array_equal(np.asarray(other), data)
+
     def test_errors_name_the_device_and_the_remedy(self, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backend.host, "largest_buffer", 1 << 20)
         with pytest.raises(ml.MemoryLimitError, match="has no room for an array of") as full:
@@ -156,6 +174,8 @@ class DeviceConformance:
             ml.CBackend(device=f"{self.device}:9").zeros((2,))
         assert "device 0:" in str(error.value)
         assert self.remedy in str(error.value)
+        with pytest.raises(ml.BackendError, match="'second' is not the number of a device"):
+            ml.CBackend(device=f"{self.device}:second")
         with pytest.raises(ml.OptionError, match="num_threads= concerns CPUs"):
             ml.CBackend(device=self.device, num_threads=2)
 
@@ -179,6 +199,20 @@ class DeviceConformance:
             losses[name] = trainer.fit(points, labels, epochs=2, batch_size=32)["loss"]
         np.testing.assert_allclose(losses[self.device], losses["c"], rtol=1e-4)
         assert all(backend.is_array(value) for value in trainer.params.values())
+
+    def test_threads_share_the_device(self, backend: Any) -> None:
+        with Builder() as b:
+            x = b.input("x", (8,))
+            y = ops.tanh(x * 2.0) @ ops.reshape(x, shape=(8, 1))
+        executable = backend.build(b.build({"y": y}))
+
+        def call(k: int) -> Any:
+            result = executable({}, {"x": backend.array(np.full(8, k, np.float32))})["y"]
+            return np.asarray(result)[0]
+
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(call, range(40)))
+        np.testing.assert_allclose(results, [8 * k * np.tanh(2.0 * k) for k in range(40)], rtol=1e-5)
 
     def test_hosts_are_opened_once(self, backend: Any) -> None:
         assert ml.CBackend(device=self.device).host is backend.host

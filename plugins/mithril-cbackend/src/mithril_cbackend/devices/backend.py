@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mithril.backend import Backend, BuildOptions, Capabilities, ExactSizesRequired, PluginLowering, as_numpy
-from mithril.graph import Graph, Node, dtype as as_dtype, symbols
+from mithril.graph import BackendError, Graph, Node, dtype as as_dtype, symbols
 from mithril_cbackend.devices.host import DeviceArray, Host
 
 
@@ -23,6 +24,7 @@ class DeviceBackend(Backend):
 
     devices: ClassVar[tuple[str, ...]] = ("gpu",)
     hosts: ClassVar[dict[tuple[str, int], Host]] = {}
+    opening: ClassVar[Any] = threading.Lock()
 
     @classmethod
     @abstractmethod
@@ -36,6 +38,16 @@ class DeviceBackend(Backend):
         rows = {f"device {k}": kind.title(d) for k, d in enumerate(kind.devices())}
         return rows or {"devices": f"none: {kind.absence()}"}
 
+    def _device(self, device: str | None) -> str:
+        name = super()._device(device)
+        number = name.partition(":")[2]
+        if number and not (number.isascii() and number.isdigit()):
+            raise BackendError(
+                f"device of backend '{self.name}': '{number}' is not the number of a device",
+                hint=f"pass a position in the list of mithril doctor, such as device='{self.devices[0]}:1'",
+            )
+        return name
+
     @property
     def number(self) -> int:
         """The position of the device in the list of the drivers."""
@@ -46,7 +58,9 @@ class DeviceBackend(Backend):
         """The device, opened once in a process."""
         key = type(self).name, self.number
         if key not in self.hosts:
-            self.hosts[key] = self.host_type().opened(self.number)
+            with self.opening:
+                if key not in self.hosts:
+                    self.hosts[key] = self.host_type().opened(self.number)
         return self.hosts[key]
 
     def host_of(self, options: BuildOptions) -> Host:
@@ -108,7 +122,7 @@ class DeviceBackend(Backend):
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
         run()
         host = self.host
-        host.finish()
+        self.synchronize()
         before = host.peak = host.allocated
         results = run()
         measured = host.peak - before + getattr(executable, "arena", 0)
@@ -130,4 +144,5 @@ class DeviceBackend(Backend):
         return isinstance(x, DeviceArray)
 
     def synchronize(self, value: Any = None) -> None:
-        self.host.finish()
+        with self.host.lock:
+            self.host.finish()

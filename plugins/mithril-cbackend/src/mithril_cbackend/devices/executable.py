@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +34,6 @@ class DeviceExecutable:
         self.types = {i.name: (shape_of(i.value), i.type.dtype.numpy) for i in program.graph.arguments}
         outputs = zip(program.graph.output_names, program.graph.outputs, strict=True)
         self.results = [(name, shape_of(v), v.dtype) for name, v in outputs if name in program.results]
-        self.lock = threading.Lock()
 
     @property
     def graph(self) -> Graph:
@@ -58,7 +56,7 @@ class DeviceExecutable:
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         program, host = self.program, self.host
-        with self.lock:
+        with host.lock:
             arrays = {
                 name: self.on_device(name, params[name] if name in params else inputs[name])
                 for name in program.arguments

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mithril.backend import memory_plan
 from mithril.graph import BackendError, DType, MemoryLimitError, dtype as as_dtype
@@ -48,6 +50,7 @@ class Host(ABC):
 
     def __init__(self) -> None:
         self.allocated = self.peak = 0
+        self.lock = threading.RLock()  # of calls: threads of a process share the queue
 
     @classmethod
     @abstractmethod
@@ -156,11 +159,10 @@ def from_storage(model: DeviceModel, data: Array, dtype: DType) -> Array:
     return data if data.dtype == dtype.numpy else data.astype(dtype.numpy)
 
 
-class DeviceArray:
-    """An array in the memory of a device; NumPy reads it by a copy."""
+class DeviceArray(NDArrayOperatorsMixin):
+    """An array in the memory of a device; NumPy reads it by a copy, computes with that copy, and pickles it."""
 
     __slots__ = ("buffer", "dtype", "host", "shape")
-    __array_priority__ = 1000
 
     def __init__(self, host: Host, buffer: Buffer, shape: tuple[int, ...], dtype: Any) -> None:
         self.host, self.buffer, self.shape, self.dtype = host, buffer, shape, np.dtype(dtype)
@@ -170,7 +172,8 @@ class DeviceArray:
         stored = to_storage(host.model, data, as_dtype(data.dtype))
         buffer = host.allocate(stored.nbytes)
         if stored.nbytes:
-            host.write(buffer, stored)
+            with host.lock:
+                host.write(buffer, stored)
         return cls(host, buffer, data.shape, data.dtype)
 
     @property
@@ -190,7 +193,8 @@ class DeviceArray:
         dtype, model = as_dtype(self.dtype), self.host.model
         data = np.empty(self.size, model.storage(dtype))
         if data.nbytes:
-            self.host.read(self.buffer, data)
+            with self.host.lock:
+                self.host.read(self.buffer, data)
         return from_storage(model, data, dtype).reshape(self.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -198,6 +202,18 @@ class DeviceArray:
             raise ValueError("an array of a device can only be copied to main memory")
         data = self.numpy()
         return data if dtype is None else data.astype(dtype, copy=False)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **settings: Any) -> Any:
+        if "out" in settings:
+            return NotImplemented  # arrays of a device are not written in place
+        arrays = [x.numpy() if isinstance(x, DeviceArray) else x for x in inputs]
+        return getattr(ufunc, method)(*arrays, **settings)
+
+    def __deepcopy__(self, memo: Any) -> DeviceArray:
+        return DeviceArray.of(self.host, self.numpy())
+
+    def __reduce__(self) -> Any:
+        return np.asarray, (self.numpy(),)  # another process may have no such device
 
     def __len__(self) -> int:
         return self.shape[0]
