@@ -31,14 +31,20 @@ def assert_equal_gradients(before: Graph, after: Graph, pairs_of_kinks: int = le
         arguments = dict(zip((i.name for i in expected_graph.arguments), values, strict=True))
         expected = evaluate(expected_graph, arguments)
         actual = evaluate(actual_graph, dict(zip((i.name for i in actual_graph.arguments), values, strict=True)))
-        largest = largest_value(expected_graph, arguments)
         pairs = zip(expected.items(), actual.values(), strict=True)
         for (name, array), other in list(pairs)[len(before.results) :]:
+            if are_equal(array, other):
+                continue
             is_finite = np.isfinite(array)
             allowed = tolerance(as_dtype(array.dtype), 64.0)
-            rounding = tolerance(as_dtype(array.dtype)).relative * largest
+            rounding = tolerance(as_dtype(array.dtype)).relative * largest_value(expected_graph, arguments)
             operands = zero_elsewhere(is_finite, other), zero_elsewhere(is_finite, array)
             assert_close(*operands, allowed, f"gradient '{name}'", unsure=rounding)
+
+
+def are_equal(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    """Whether no rounding is to be measured, which takes longer than evaluating both sides."""
+    return a.dtype == b.dtype and np.array_equal(a, b)
 
 
 def zero_elsewhere(condition: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

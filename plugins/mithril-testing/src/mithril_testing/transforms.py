@@ -25,7 +25,7 @@ from mithril.graph import (
 from mithril.passes import Pass, PassContext, PassManager, as_pass, random_arguments
 from mithril_testing import xfail
 from mithril_testing.compare import assert_close, tolerance
-from mithril_testing.rewritten_gradients import assert_equal_gradients, largest_value, zero_elsewhere
+from mithril_testing.rewritten_gradients import are_equal, assert_equal_gradients, largest_value, zero_elsewhere
 from mithril_testing.sample_arrays import special_array
 from mithril_testing.sample_graphs import operation_graphs, sample_graphs
 
@@ -204,6 +204,8 @@ class RuleConformance:
                 self.compare(expected, actual)
             else:
                 for (name, array), other in zip(expected.items(), actual.values(), strict=True):
+                    if are_equal(array, other):
+                        continue
                     ordinary = np.isfinite(array) & np.isfinite(other) & (np.abs(array) < 1e30)
                     allowed = tolerance(as_dtype(array.dtype), 64.0)
                     rounding = tolerance(as_dtype(array.dtype)).relative * largest_value(before, arguments)
