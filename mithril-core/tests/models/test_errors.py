@@ -7,7 +7,21 @@ import numpy as np
 import pytest
 
 from mithril.graph.errors import DTypeError, MithrilError, ModelError, ShapeError
-from mithril.models import Add, BatchNorm2d, Conv2d, Dropout, IOKey, Linear, Model, Negate, Tanh
+from mithril.models import (
+    LSTM,
+    Add,
+    BatchNorm2d,
+    Conv2d,
+    Dropout,
+    IOKey,
+    Layer,
+    Linear,
+    Model,
+    Negate,
+    Relu,
+    Sequential,
+    Tanh,
+)
 from mithril.models.language.flatten import flatten
 
 spec = importlib.util.spec_from_file_location("model_test_helpers", Path(__file__).with_name("helpers.py"))
@@ -234,3 +248,65 @@ def test_non_models_are_rejected(value, text):
     with pytest.raises(ModelError) as error:
         flatten(value)
     assert str(error.value) == text
+
+
+def layer_of(body):
+    class Mistaken(Layer):
+        def build(self, x):
+            return body(x)
+
+    return Mistaken()
+
+
+def _assigned(x):
+    x[0] = 1.0
+    return x
+
+
+MANY = "hint: a layer such as LSTM returns several values: output, *states = layer(x)"
+BUILDS = {
+    "several values for one input": (
+        lambda x: Dropout(0.1)(LSTM(4)(x)),
+        f"Dropout(0.1) takes 1 input, got 3\n  inputs: input\n{MANY}",
+    ),
+    "too few inputs": (lambda x: Add()(x), "Add() lacks its input 'right'\n  inputs: left, right"),
+    "no inputs": (
+        lambda x: Linear(2)(),
+        (
+            "Mistaken() returned a connection without a value, <Connection 'linear.output' from linear>\n"
+            "hint: within build, call layers on values: Linear(2)(x)"
+        ),
+    ),
+    "no result": (lambda x: None, "Mistaken() returned None instead of a value\nhint: end build with return"),
+    "text": (lambda x: "x", "Mistaken() returned 'x' instead of a value"),
+}
+
+
+@pytest.mark.parametrize(("body", "text"), BUILDS.values(), ids=BUILDS)
+def test_mistakes_in_build(body, text):
+    with pytest.raises(ModelError) as caught:
+        graph_of(layer_of(body), {"input": f32(4, 5, 3)})
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (np.tanh, "use mithril.ops, such as ops.tanh(x)"),
+        (float, "use mithril.ops, such as ops.tanh(x)"),
+        (_assigned, "use x = scatter(x, rows, updates), dynamic_update_slice() or where()"),
+    ],
+)
+def test_values_are_symbolic(body, text):
+    with pytest.raises(TypeError) as caught:
+        graph_of(layer_of(body), {"input": f32(4, 5, 3)})
+    assert text in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
+def test_layers_of_a_sequence_have_their_names():
+    head = Linear(2, name="head")
+    net = Sequential(Linear(4), Relu(), head, Relu(), head)
+    assert {name for name, _ in net.walk()} == {"0", "1", "head", "3"}
+    assert net.find("head") == {"head": head}
+    with pytest.raises(ModelError, match="two layers are named 'head'"):
+        Sequential(head, Linear(3, name="head"))

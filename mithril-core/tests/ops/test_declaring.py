@@ -138,3 +138,30 @@ def test_reference_is_compared_with_the_shape_rule(reference, message):
 def test_a_misspelled_required_attribute_is_named():
     with Builder() as b, pytest.raises(OperationError, match="unknown attribute 'pads' of 'pad'"):
         ml.ops.pad(b.input("x", (2, 3)), pads=[(0, 0), (1, 1)])
+
+
+def test_an_operation_needs_neither_docstring_nor_annotations_of_numbers():
+    @ml.composite(name="tests.swish")
+    def swish(x, *, beta=1.0):
+        return x * ml.ops.sigmoid(beta * x)
+
+    assert swish.attributes["beta"].annotation == "float"
+    assert swish(np.ones(1), beta=0) == 0.5
+    assert swish.doc == "Operation 'tests.swish', without a docstring."
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            lambda x, beta=2.0: x,
+            "operand 'beta' has the default 2.0; it may only be None\nhint: write *, beta=2.0 for an attribute",
+        ),
+        (lambda x, *, beta: x, "attribute 'beta' needs an annotation\n  known: int, bool,"),
+        (lambda x, *, axes=(0, 1): x, "attribute 'axes' needs an annotation\n  known: int, bool,"),
+    ],
+)
+def test_parameters_that_declare_nothing_are_errors(body, words):
+    with pytest.raises(OperationError) as caught:
+        ml.composite(name="tests.wrong")(body)
+    assert f"operation 'tests.wrong': {words}" in str(caught.value)

@@ -207,6 +207,17 @@ class CompiledModel(PluginMethods):
             hints = {n: f"pass inputs as a dictionary: compiled({{{n!r}: ...}})" for n in self.specs}
             arguments = (inputs, output_gradients, *surplus)
             reject_surplus("a compiled model", CompiledModel.__call__, arguments, unknown_names, hints)
+        if (
+            output_gradients is not None
+            and isinstance(inputs, Mapping)
+            and inputs
+            and not inputs.keys() & self.specs.keys()
+        ):
+            raise InputError(
+                "a compiled model takes inputs first, and none of these names is an input",
+                facts=[f"first argument: {', '.join(list(inputs)[:8])}", f"inputs: {', '.join(self.specs)}"],
+                hint="evaluate(params, inputs) takes parameters; compiled(inputs) uses those of compiled.bind(params)",
+            )
         if output_gradients is None and state is None and not training and not watchers.get():
             results = self._calls.last(self._parameters.passed, inputs)
             if results is not None:

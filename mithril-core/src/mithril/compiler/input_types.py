@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mithril.compiler.frontend import Source, TraceRequest
-from mithril.compiler.signature import InputSpec, declared_text, expanded
+from mithril.compiler.signature import InputSpec, declared_text, expanded, only_input
 from mithril.compiler.unused_parts import unused_of
 from mithril.graph import (
     Dim,
@@ -31,7 +31,7 @@ def input_specs(source: Source, settings: Mapping[str, Any]) -> dict[str, InputS
         for name in declarations:
             if name not in declared and name not in unused:
                 message, facts, hint = unknown(f"input in {option}=", name, list(declared))
-                raise OptionError(message, facts=facts, hint=hint)
+                raise OptionError(message, facts=facts, hint=hint or only_input(declared, name))
     batch = _batch_range(settings["hints"])
     specs = {}
     for name, d in declared.items():

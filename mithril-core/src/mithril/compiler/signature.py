@@ -73,6 +73,13 @@ class InputSpec:
         return TensorType(self.dtype, self.shape)
 
 
+def only_input(expected: Iterable[str], name: str) -> str | None:
+    """Return the hint for a name that ``build`` gives the only input of a layer, which is "input" for callers."""
+    if {*expected} - {"is_training"} != {"input"} or closest(name, ["input"], 1):
+        return None
+    return f"the only input of a layer is 'input'; inputs = ({name!r},) in the class renames it"
+
+
 def missing_or_unknown(
     kind: str, expected: Mapping[str, Any], actual: Mapping[str, Any], params: Mapping[str, Any] | None = None
 ) -> None:
@@ -90,7 +97,8 @@ def missing_or_unknown(
         facts.append(f"({len(missing)} missing, {len(extra)} unknown in total)")
     facts.append("expected: " + (", ".join(list(expected)[:20]) + (", ..." if len(expected) > 20 else "") or "none"))
     if kind == "input":
-        hint = next((spec.misspelling for n in missing if (spec := expected[n]).misspelling), None)
+        hint = only_input(expected, extra[0]) if missing and len(extra) == 1 else None
+        hint = next((spec.misspelling for n in missing if (spec := expected[n]).misspelling), hint)
         if misplaced := [n for n in missing if isinstance(params, Mapping) and n in params]:
             hint = f"'{misplaced[0]}' is an input, trainable or not: move it from the parameters to the inputs"
     if missing and kind == "parameter":

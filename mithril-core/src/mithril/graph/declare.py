@@ -53,12 +53,16 @@ def _read(
         elif p.kind is p.KEYWORD_ONLY:
             if p.name == "regions":
                 continue
-            annotation = _annotation_text(p.annotation)
+            is_bare = p.annotation is p.empty  # then the default tells the type
+            annotation = type(p.default).__name__ if is_bare else _annotation_text(p.annotation)
             if annotation not in NORMALIZERS:
+                problem = "needs an annotation" if is_bare else f"is annotated '{annotation}'"
                 raise OperationError(
-                    f"operation '{name}': attribute '{p.name}' is annotated '{annotation}'",
+                    f"operation '{name}': attribute '{p.name}' {problem}",
                     facts=["known: " + ", ".join(NORMALIZERS)],
-                    hint="declare operations in files with 'from __future__ import annotations'",
+                    hint=f"write {p.name}: float"
+                    if is_bare
+                    else "declare operations in files with 'from __future__ import annotations'",
                 )
             default = NOTHING if p.default is p.empty else p.default
             attributes[p.name] = Attribute(p.name, annotation, default)
@@ -68,6 +72,11 @@ def _read(
             operands.append(p.name)
             if p.default is None:
                 optional.add(p.name)
+            elif p.default is not p.empty:
+                raise OperationError(
+                    f"operation '{name}': operand '{p.name}' has the default {p.default!r}; it may only be None",
+                    hint=f"write *, {p.name}={p.default!r} for an attribute",
+                )
     for attribute in attributes.values():
         if attribute.default is not NOTHING:
             canonical = NORMALIZERS[attribute.annotation](attribute.default)
@@ -125,10 +134,8 @@ def _declare(
 ) -> Op:
     """Register the operation that a function declares by its signature and docstring."""
     called = name or function.__name__
-    if not (function.__doc__ or "").strip():
-        raise OperationError(f"operation '{called}' needs a docstring", facts=[place])
     _check_axes(called, axes, function, place)
-    doc = inspect.cleandoc(function.__doc__ or "")
+    doc = inspect.cleandoc(function.__doc__ or "") or f"Operation '{called}', without a docstring."
     declared = Op(called, *_read(function, called), function, place, doc, declared_axes=axes, **rules, **facts)
     register(declared)
     return declared

@@ -61,6 +61,9 @@ class Operators:
     def __getitem__(self, index: Any) -> Self:
         return cast("Self", indexed(self, index))
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError("values do not change; use x = scatter(x, rows, updates), dynamic_update_slice() or where()")
+
     def __bool__(self) -> bool:
         raise TypeError(
             "a symbolic tensor has no truth value; use where(), If or while_loop for data-dependent choices"

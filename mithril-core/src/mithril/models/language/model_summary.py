@@ -47,6 +47,11 @@ class Row:
         return [title, self.result, format_si(self.params), format_si(self.flops), format_si(self.memory, "B")]
 
 
+def _indented(path: str, is_one_layer: bool) -> str:
+    depth = path.count(".") + (is_one_layer and path != "")
+    return "  " * depth + (path.rpartition(".")[2] or "model")
+
+
 def summarize(
     model: Layer,
     shapes: Mapping[str, Any] | None = None,
@@ -56,10 +61,16 @@ def summarize(
     """Return the table of ``Model.summary``; unless all input shapes are known, only names and kinds of layers."""
     flat = flatten(model, inference=True)
     columns_available = width or shutil.get_terminal_size((100, 24)).columns
+    titles = {
+        join_path(call.path, path): type(layer).__name__
+        for call in flat.layer_calls
+        if call.needed
+        for path, layer in (("", call.layer), *call.layer.walk())
+    }
     input_types = _types(flat, shapes or {}, types or {})
     if any(d.name not in input_types and d.required for d in flat.inputs):
         missing = ", ".join(d.name for d in flat.inputs if d.name not in input_types)
-        rows = [[call.path or "model", type(call.layer).__name__] for call in flat.layer_calls if call.needed]
+        rows = [[_indented(path, "" in titles), title] for path, title in titles.items()]
         return "\n".join(
             [
                 *columns(("layer", "kind"), rows, columns_available),
@@ -68,12 +79,6 @@ def summarize(
         )
     results: dict[str, Any] = {}
     graph = trace_model(flat, input_types, results=results)
-    titles = {
-        join_path(call.path, path): type(layer).__name__
-        for call in flat.layer_calls
-        if call.needed
-        for path, layer in (("", call.layer), *call.layer.walk())
-    }
     table = _with_every_layer(layer_rows(graph, titles), titles)
     for row in table:
         if isinstance(result := results.get(row.path), Value):  # a layer may also return a number

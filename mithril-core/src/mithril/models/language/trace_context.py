@@ -28,7 +28,7 @@ from mithril.graph import (
     result,
 )
 from mithril.models.language.children import LayerMap
-from mithril.models.language.connection import IOKey
+from mithril.models.language.connection import Connection, IOKey
 from mithril.models.language.source_location import SourceLocation
 from mithril.plugins import Plugin
 
@@ -202,6 +202,7 @@ class Context:
         outer, builder.origin, builder.tags = (builder.origin, builder.tags), origin, tags or None
         try:
             built = layer.build(*operands)
+            _check_results(layer, built)
             if layer._is_replacement:
                 self._forget_unlike(self.parameter_scope)
             first = built[0] if isinstance(built, (tuple, list)) and built else built
@@ -219,6 +220,9 @@ class Context:
         except Exception as error:
             if plugin := plugin_of(type(layer).__module__):
                 error.add_note(f"{origin}: {_class_of(layer, plugin)}")
+            # functions of NumPy, math and other frameworks refuse symbolic values by their class
+            elif isinstance(error, TypeError) and "Value" in str(error) and not hasattr(error, "__notes__"):
+                error.add_note(f"values in the build of {layer!r} are symbolic: use mithril.ops, such as ops.tanh(x)")
             raise
         finally:
             builder.origin, builder.tags = outer
@@ -242,6 +246,12 @@ class Context:
             active(layer)
         assert parent is not None
         inputs = layer.inputs + layer.optional
+        if len(args) > len(inputs):
+            raise ModelError(
+                f"{layer!r} takes {len(inputs)} input{'s' * (len(inputs) != 1)}, got {len(args)}",
+                facts=[f"inputs: {', '.join(inputs)}"],
+                hint="a layer such as LSTM returns several values: output, *states = layer(x)",
+            )
         slots = list(args) + [None] * (len(inputs) - len(args))
         bound = {}
         for name, value in bindings.items():
@@ -253,6 +263,8 @@ class Context:
                 raise ModelError(
                     f"{layer!r} has no unbound input or weight '{name}'", facts=[f"inputs: {', '.join(inputs)}"]
                 )
+        if missing := [n for n, s in zip(layer.inputs, slots, strict=False) if s is None]:
+            raise ModelError(f"{layer!r} lacks its input '{missing[0]}'", facts=[f"inputs: {', '.join(inputs)}"])
         scope = self.parameter_scopes[parent]
         name = self._name_within(parent, layer)
         path = join_path(self.path, name)
@@ -514,3 +526,14 @@ def _class_of(layer: Builds, plugin: Plugin) -> str:
 
 def _located(error: MithrilError) -> bool:
     return any(fact.startswith("layer '") for fact in error.facts)
+
+
+def _check_results(layer: Builds, built: Any) -> None:
+    """Refuse what ``build`` returns by mistake; None stands for an absent one of several results."""
+    for value in built if isinstance(built, (tuple, list)) else (built,):
+        if isinstance(value, Connection):
+            hint = "within build, call layers on values: Linear(2)(x)"
+            raise ModelError(f"{layer!r} returned a connection without a value, {value!r}", hint=hint)
+        if isinstance(value, str) or value is built is None:
+            hint = "end build with return" if value is None else ""
+            raise ModelError(f"{layer!r} returned {value!r} instead of a value", hint=hint)

@@ -11,7 +11,10 @@ from mithril.models.language.layer import Layer
 
 
 class Sequential(Layer):
-    """A sequence of layers, named 0, 1, 2, ... as in PyTorch: ``net[0]``, ``net[:-1]``, ``len(net)``."""
+    """A sequence of layers: ``net[0]``, ``net[:-1]``, ``len(net)``.
+
+    They are named 0, 1, 2, ... as in PyTorch, or by their ``name=``.
+    """
 
     argument_hints: ClassVar = {
         "layers": "write Sequential(*layers) for a list, and a layer such as Relu() for a function"
@@ -22,7 +25,8 @@ class Sequential(Layer):
             if not isinstance(layer, Layer):
                 raise ModelError(f"Sequential takes layers, got a {type(layer).__name__}", hint="do not call them")
         self.layers = layers
-        self._children = LayerMap((layer, str(k)) for k, layer in reversed(list(enumerate(layers))))
+        self._children = LayerMap((x, x.name or str(k)) for k, x in reversed(list(enumerate(layers))))
+        _check_distinct(self._children)
 
     @overload
     def __getitem__(self, position: int) -> Layer: ...
@@ -50,6 +54,13 @@ class Sequential(Layer):
             outputs = layer(x)
             x = outputs[0] if isinstance(outputs, (tuple, list)) else outputs
         return x
+
+
+def _check_distinct(names: LayerMap[str]) -> None:
+    layers: dict[str, Layer] = {}
+    for layer, name in names.items():
+        if (other := layers.setdefault(name, layer)) is not layer:
+            raise ModelError(f"two layers are named '{name}'", facts=[repr(other), repr(layer)])
 
 
 class Residual(Layer):

@@ -316,7 +316,7 @@ class Engine(CarriedArrays):
                 facts=[f"inputs: {', '.join(specs)}", f"batch: {', '.join(batch)}"],
                 hint=f"rename the column '{columns_near[0]}' to '{missing[0]}'"
                 if columns_near
-                else specs[missing[0]].misspelling,
+                else specs[missing[0]].misspelling or f"give a column the name '{missing[0]}'",
             )
         return inputs, columns
 
