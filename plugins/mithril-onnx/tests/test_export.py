@@ -104,6 +104,12 @@ def shifted(x):
     return ops.while_loop(lambda states: states[0] < 3, step, (np.int32(0), x))[1]
 
 
+def attention(x, mask):
+    """Attend within the rows, by two heads."""
+    heads = ops.stack(x, x * 0.5)[None]
+    return ops.attention(heads, heads, heads, mask)
+
+
 FUNCTIONS = {
     "slices at computed places": shifted,
     "expm1 log1p": lambda x: ops.log1p(ops.abs(ops.expm1(x))),
@@ -131,6 +137,11 @@ FUNCTIONS = {
         x[None, None], ops.reshape(x, shape=(1, x.shape[0], 2, 2)), mode="bicubic", align_corners=True
     ),
     "roi_align": lambda x: ops.roi_align(x[None, None], ops.abs(x) * 2.0, np.zeros(3, np.int32), size=(2, 1)),
+    "attention, a mask of keys": lambda x: attention(x, x[:, 0] > 0.0),
+    "attention, a mask without queries": lambda x: attention(x, (x[:, 0] > 0.0)[None, None, None]),
+    "attention, a mask without keys": lambda x: attention(x, x[:, :1] > 0.0),
+    "attention, a bias of keys": lambda x: attention(x, x[None, :, 0]),
+    "attention, a bias": lambda x: attention(x, ops.matmul(x, ops.transpose(x))),
     "iota": lambda x: x + ops.cast(ops.iota(shape=x.shape, axis=0), dtype="float32"),
 }
 

@@ -529,7 +529,7 @@ def _located(error: MithrilError) -> bool:
 
 
 def _check_results(layer: Builds, built: Any) -> None:
-    """Refuse what ``build`` returns by mistake; None stands for an absent one of several results."""
+    """Refuse results that ``build`` returned by mistake; one of several may be None, if it is absent."""
     for value in built if isinstance(built, (tuple, list)) else (built,):
         if isinstance(value, Connection):
             hint = "within build, call layers on values: Linear(2)(x)"

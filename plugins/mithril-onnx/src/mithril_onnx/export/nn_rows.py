@@ -144,6 +144,12 @@ def _aligned(node):
 @row("attention", reads=("causal", "scale"), since=23, when=_aligned)
 def _attention(w, node, q, k, v, mask):
     scale = node.attributes["scale"]
+    if mask is not None:
+        # the standard broadcasts a mask; onnxruntime wants a row for each query and a column for each key
+        rows = (node.operands[0].shape[2], node.operands[1].shape[2])
+        declared = node.operands[3].shape
+        if declared[-2:] != rows:
+            mask = w.node("Expand", mask, w.shape((*declared[:-2], *rows)))
     return w.node(
         "Attention", q, k, v, mask, is_causal=int(node.attributes["causal"]),
         scale=None if scale is None else float(scale), stem=node.result.name,
