@@ -278,7 +278,6 @@ BUILDS = {
         ),
     ),
     "no result": (lambda x: None, "Mistaken() returned None instead of a value\nhint: end build with return"),
-    "text": (lambda x: "x", "Mistaken() returned 'x' instead of a value"),
 }
 
 

@@ -349,6 +349,18 @@ class Layer(metaclass=LayerMeta):
         """Return all names that a call can bind."""
         return [*self.inputs, *self.optional, *self.weights, *self.outputs]
 
+    def _check_values(self, args: tuple[Any, ...], bindings: Mapping[str, Any]) -> None:
+        inputs = self.inputs + self.optional
+        facts = [f"inputs: {', '.join(inputs)}"]
+        if len(args) > len(inputs):
+            raise ModelError(
+                f"{self!r} takes {len(inputs)} input{'s' * (len(inputs) != 1)}, got {len(args)}",
+                facts=facts,
+                hint="a layer such as LSTM returns several values: output, *states = layer(x)",
+            )
+        if missing := [n for n in self.inputs[len(args) :] if n not in bindings]:
+            raise ModelError(f"{self!r} lacks its input '{missing[0]}'", facts=facts)
+
     def __call__(self, *args: Any, **bindings: Any) -> Any:
         """Wire the layer: bind its terminals to names, connections, IOKeys or constants.
 
@@ -360,6 +372,7 @@ class Layer(metaclass=LayerMeta):
         if len(args) == 1 and isinstance(args[0], (list, tuple)) and any(map(_is_tensor, args[0])):
             args = tuple(args[0])
         if any(isinstance(a, Value) for a in args) or any(isinstance(b, Value) for b in bindings.values()):
+            self._check_values(args, bindings)
             return self.context.call(self, args, bindings, caller_location())
         terminals = (*self.inputs, *self.optional)
         arrays = {**dict(zip(terminals, args, strict=False)), **bindings}

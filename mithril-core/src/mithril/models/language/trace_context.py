@@ -246,12 +246,6 @@ class Context:
             active(layer)
         assert parent is not None
         inputs = layer.inputs + layer.optional
-        if len(args) > len(inputs):
-            raise ModelError(
-                f"{layer!r} takes {len(inputs)} input{'s' * (len(inputs) != 1)}, got {len(args)}",
-                facts=[f"inputs: {', '.join(inputs)}"],
-                hint="a layer such as LSTM returns several values: output, *states = layer(x)",
-            )
         slots = list(args) + [None] * (len(inputs) - len(args))
         bound = {}
         for name, value in bindings.items():
@@ -263,8 +257,6 @@ class Context:
                 raise ModelError(
                     f"{layer!r} has no unbound input or weight '{name}'", facts=[f"inputs: {', '.join(inputs)}"]
                 )
-        if missing := [n for n, s in zip(layer.inputs, slots, strict=False) if s is None]:
-            raise ModelError(f"{layer!r} lacks its input '{missing[0]}'", facts=[f"inputs: {', '.join(inputs)}"])
         scope = self.parameter_scopes[parent]
         name = self._name_within(parent, layer)
         path = join_path(self.path, name)
@@ -530,10 +522,9 @@ def _located(error: MithrilError) -> bool:
 
 def _check_results(layer: Builds, built: Any) -> None:
     """Refuse results that ``build`` returned by mistake; one of several may be None, if it is absent."""
+    if built is None:
+        raise ModelError(f"{layer!r} returned None instead of a value", hint="end build with return")
     for value in built if isinstance(built, (tuple, list)) else (built,):
         if isinstance(value, Connection):
             hint = "within build, call layers on values: Linear(2)(x)"
             raise ModelError(f"{layer!r} returned a connection without a value, {value!r}", hint=hint)
-        if isinstance(value, str) or value is built is None:
-            hint = "end build with return" if value is None else ""
-            raise ModelError(f"{layer!r} returned {value!r} instead of a value", hint=hint)

@@ -144,7 +144,7 @@ def _aligned(node):
 @row("attention", reads=("causal", "scale"), since=23, when=_aligned)
 def _attention(w, node, q, k, v, mask):
     scale = node.attributes["scale"]
-    if mask is not None:
+    if node.operands[3] is not None:
         # the standard broadcasts a mask; onnxruntime wants a row for each query and a column for each key
         rows = (node.operands[0].shape[2], node.operands[1].shape[2])
         declared = node.operands[3].shape
