@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -581,3 +583,63 @@ def test_results_whose_keys_become_one_name():
 
     outputs = ml.compile(ml.from_torch(Nested(), torch.ones(2)), "numpy", inference=True)({"x": np.ones(2, np.float32)})
     assert {name: y.tolist() for name, y in outputs.items()} == {"a_b": [2, 2], "a_b_2": [3, 3]}
+
+
+class Leaking(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(context, g):
+        return g
+
+
+def test_a_gradient_of_the_user_is_reported():
+    class Layer(torch.nn.Module):
+        def forward(self, x):
+            return Leaking.apply(x)
+
+    with pytest.warns(UserWarning) as warned:
+        model = ml.from_torch(Layer(), torch.ones(2))
+    assert str(warned[0].message) == (
+        "gradients of the model are derivatives of its forward operations: the backward of "
+        f"{__name__}.Leaking is not imported; where it differs, use y + (x - y).detach() in the module, which has the "
+        "value of x and the gradient of y"
+    )
+    assert warned[0].filename == __file__
+    result = ml.compile(model, "numpy", inference=True)({"x": np.asarray([-1, 2], np.float32)})
+    assert next(iter(result.values())).tolist() == [0, 2]
+    assert "apply" in vars(torch.autograd.Function) and Leaking.apply(torch.ones(1)).tolist() == [1]
+
+
+class Stopped(torch.nn.Module):
+    """Blocks without gradients: detached values, a block of no_grad, and a write to a detached buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        h = self.linear(x)
+        with torch.no_grad():
+            scale, target = h.abs().amax(0), torch.tanh(h)
+            self.mean.detach().mul_(0.5).add_(h.mean(0))
+        return h + (h.round() - h).detach() * scale + self.mean, target
+
+
+@pytest.mark.parametrize("engine", ["numpy", "torch"])
+def test_values_without_gradients(engine):
+    module, x = Stopped().train(), torch.linspace(-2, 2, 6).reshape(2, 3)
+    compiled = ml.compile(ml.from_torch(copy.deepcopy(module), x), engine)
+    theirs, target = module(x)
+    (theirs.sum() * 3).backward()
+    cotangents = dict(zip(compiled.model.outputs, (np.full((2, 3), 3, np.float32), np.ones((2, 3), np.float32))))
+    state = compiled.initial_state()
+    results, gradients, state = compiled.evaluate(compiled.params, {"x": x.numpy()}, cotangents, state=state)
+    for value, expected in zip(results.values(), (theirs, target), strict=True):
+        np.testing.assert_allclose(np.asarray(value), expected.detach(), rtol=1e-5, atol=1e-6)
+    for name, parameter in module.named_parameters():
+        np.testing.assert_allclose(np.asarray(gradients[name]), parameter.grad, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(state["mean"]), module.mean, rtol=1e-5, atol=1e-6)

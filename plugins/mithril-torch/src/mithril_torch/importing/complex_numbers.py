@@ -21,13 +21,24 @@ from mithril_torch.importing.table import ROWS, axis_of, cast, is_tensor, row
 # Operators that move elements, or are linear over the reals: the same for both parts.
 BOTH_PARTS = frozenset(
     (
+        "mithril::stop_gradient",
         *("_reshape_alias", "_to_copy", "_unsafe_view", "add.Tensor", "alias", "as_strided", "as_strided_copy"),
         *("bernoulli.p", "cat", "clone", "constant_pad_nd", "contiguous", "cumsum", "detach", "diagonal", "diff"),
         *("expand", "flatten.using_ints", "flip", "gather", "index.Tensor", "index_add", "index_put"),
         *("index_select", "lift_fresh_copy", "masked_fill.Scalar", "mean", "mean.dim", "narrow", "neg", "permute"),
         *("prims::convert_element_type", "repeat", "reshape", "roll", "rsub.Scalar", "scatter.src", "scatter_add"),
         *("select.int", "select_scatter", "slice.Tensor", "slice_scatter", "split.Tensor", "split_with_sizes"),
-        *("squeeze", "squeeze.dim", "squeeze.dims", "stack", "sub.Tensor", "sum", "sum.dim_IntList", "t"),
+        *(
+            "mithril::stop_gradient",
+            "squeeze",
+            "squeeze.dim",
+            "squeeze.dims",
+            "stack",
+            "sub.Tensor",
+            "sum",
+            "sum.dim_IntList",
+            "t",
+        ),
         *("transpose.int", "tril", "triu", "unbind.int", "unfold", "unsqueeze", "view", "where.self"),
     )
 )

@@ -163,6 +163,11 @@ def unchanged(x: Any) -> Any:
     return x
 
 
+@row("mithril::stop_gradient")
+def stop_gradient(x: Any) -> Any:
+    return ops.stop_gradient(x)
+
+
 @row("copy")
 def copy(x: Any, source: Any, like: Any) -> Any:
     return broadcast(cast(source, like.dtype), sizes_of(x))

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mithril.graph import InputError, MithrilError, UnsupportedError, unknown
+from mithril.graph import Decisions, InputError, MithrilError, UnsupportedError, unknown
 from mithril.models import Model
 from mithril_importing.model import model_of
+from mithril_torch.importing.gradients import user_functions
 from mithril_torch.importing.interpreter import FRAME, has_meaning, require_supported
 from mithril_torch.importing.layer import TorchModule
 from mithril_torch.importing.program import Exported, export
@@ -55,20 +56,29 @@ def from_torch(
     shapes, names = _dynamic(module, args, kwargs, dynamic_shapes or {})
     user = dict(operators or {})
     arguments = (args, kwargs, shapes, names, outputs or (), lambda target: has_meaning(target, user))
-    try:
-        evaluation = _exported(module, False, *arguments)
-    except MithrilError:
-        raise
-    except Exception as error:  # of torch.export, which has many classes of errors, or of the module
-        raise _not_exported(error) from error
-    trained: Exported | Exception = evaluation
-    if training:
+    with user_functions() as functions:
         try:
-            trained = _exported(module, True, *arguments)
-        except UnsupportedError:
+            evaluation = _exported(module, False, *arguments)
+        except MithrilError:
             raise
-        except Exception as error:
-            trained = error
+        except Exception as error:  # of torch.export, which has many classes of errors, or of the module
+            raise _not_exported(error) from error
+        trained: Exported | Exception = evaluation
+        if training:
+            try:
+                trained = _exported(module, True, *arguments)
+            except UnsupportedError:
+                raise
+            except Exception as error:
+                trained = error
+    if functions:
+        listed = ", ".join(f"{f.__module__}.{f.__qualname__}" for f in functions)
+        Decisions().record(
+            "ignored",
+            f"gradients of the model are derivatives of its forward operations: the backward of {listed} is not "
+            "imported; where it differs, use y + (x - y).detach() in the module, which has the value of x and the "
+            "gradient of y",
+        )
     for program in (evaluation, trained):
         if isinstance(program, Exported):
             require_supported(program, user)
