@@ -37,9 +37,9 @@ def compiled(size):
 
 warm, params, x = compiled(64)
 warm.bind(params)({"input": x})
-program, params, x = compiled(4096)
+program, params, x = compiled(2048)
 before, size = resident(), sum(np.asarray(p).nbytes for p in params.values())
-expected = np.ones(4096, np.float64)
+expected = np.ones(2048, np.float64)
 for k in range(2):
     expected = np.asarray(params[f"l{k}.weight"]) @ expected + np.asarray(params[f"l{k}.bias"])
 program.bind(params)
