@@ -48,7 +48,7 @@ class Tokens(nn.Module):
 
 torch.manual_seed(0)
 MODULES = {
-    "images": (Images().eval(), torch.randn(3, 3, 16, 16), {"x": {0: "batch"}}, [(3, 3, 16, 16), (2, 3, 16, 16)]),
+    "images": (Images().eval(), torch.randn(3, 3, 16, 16), ({0: "batch"},), [(3, 3, 16, 16), (2, 3, 16, 16)]),
     "tokens": (Tokens().eval(), torch.ones(2, 6, dtype=torch.int64), {"tokens": {0: "B", 1: "T"}}, [(2, 6), (3, 4)]),
 }
 
@@ -72,3 +72,8 @@ def test_imported_modules_on_every_backend(imported: tuple[str, ml.Model], backe
             expected = module(torch.from_numpy(x)).numpy()
         result = compiled.backend.to_numpy(compiled.evaluate({model.inputs[0]: x})["output"])
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
+
+
+def test_dynamic_shapes_of_more_inputs_than_there_are():
+    with pytest.raises(ml.InputError, match="dynamic_shapes has 2 items for 1 example inputs\n  inputs: x"):
+        ml.from_torch(MODULES["images"][0], torch.randn(3, 3, 16, 16), dynamic_shapes=({0: "batch"}, None))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.models import BatchNorm1d, Linear, Model, Relu
+from mithril.models import BatchNorm1d, Linear, Model, Relu, Sequential
 
 DRAW = np.random.default_rng(3)
 X = DRAW.normal(size=(24, 5)).astype(np.float32)
@@ -125,6 +125,11 @@ def test_some_parameters_may_be_given_to_begin_with():
     assert any("drawn from the seed: body.bias, head.weight, head.bias" in d.message for d in subject.engine.decisions)
     with pytest.raises(ml.InputError, match="unknown parameter 'bdy.weight'"):
         trainer(params={"bdy.weight": body["body.weight"]}).begin((X, Y))
+    normed = Sequential(Linear(3), BatchNorm1d())
+    with pytest.raises(ml.InputError, match="(?s)unknown parameter '1.running_mean'.*hint: pass states in state="):
+        ml.Trainer(normed, "sgd", loss="cross_entropy", backend="numpy", params={"1.running_mean": np.ones(3)}).begin(
+            (X, Y)
+        )
     with pytest.raises(ml.InputError, match="unknown state 'x'"):
         trainer(state={"x": body["body.weight"]}).begin((X, Y))
     early = trainer()

@@ -26,7 +26,7 @@ def from_torch(
     module: Any,
     example_inputs: Any,
     *,
-    dynamic_shapes: Mapping[str, Any] | None = None,
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
     training: bool = True,
     operators: Mapping[str, Callable[..., Any]] | None = None,
     outputs: Sequence[str] | None = None,
@@ -53,7 +53,7 @@ def from_torch(
         )
     _require_submodules(module, outputs or ())
     args, kwargs = _arguments(example_inputs)
-    shapes, names = _dynamic(module, args, kwargs, dynamic_shapes or {})
+    shapes, names = _dynamic(module, args, kwargs, {} if dynamic_shapes is None else dynamic_shapes)
     user = dict(operators or {})
     arguments = (args, kwargs, shapes, names, outputs or (), lambda target: has_meaning(target, user))
     with user_functions() as functions:
@@ -135,13 +135,23 @@ def _tensor(x: Any) -> Any:
 
 
 def _dynamic(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Mapping[str, Any]
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any],
 ) -> tuple[Any, dict[Any, str]]:
     """Return the dynamic shapes for torch.export, and the names of open sizes by input and axis."""
     from inspect import signature
 
     parameters = list(signature(module.forward).parameters)
     arguments = [*parameters[: len(args)], *kwargs]
+    if not isinstance(dynamic_shapes, Mapping):  # by position, as torch.export takes them too
+        if len(dynamic_shapes) > len(arguments):
+            raise InputError(
+                f"dynamic_shapes has {len(dynamic_shapes)} items for {len(arguments)} example inputs",
+                facts=[f"inputs: {', '.join(arguments)}"],
+            )
+        dynamic_shapes = dict(zip(arguments, dynamic_shapes, strict=False))
     unknown = [name for name in dynamic_shapes if name not in arguments]
     if unknown:
         raise InputError(

@@ -21,11 +21,11 @@ from mithril_train.step.step_config import StepConfig
 Region = Callable[["tuple[slice, ...] | None"], np.ndarray[Any, Any]]  # the elements of a region, or all
 
 
-def _expect_names(kind: str, names: Sequence[str], arrays: Mapping[str, Any]) -> None:
+def _expect_names(kind: str, names: Sequence[str], arrays: Mapping[str, Any], states: Sequence[str] = ()) -> None:
     for name in arrays:
         if name not in names:
             message, facts, hint = unknown(kind, name, names)
-            raise InputError(message, facts=facts, hint=hint)
+            raise InputError(message, facts=facts, hint="pass states in state=" if name in states else hint)
 
 
 class CarriedArrays:
@@ -58,7 +58,7 @@ class CarriedArrays:
         self.extra = carried_values(traced, self.recipe, self.trained)
         self._shapes = {i.name: i.type.shape for i in (*params, *states)}
         self._dtypes = {i.name: i.type.dtype.numpy for i in (*params, *states)}
-        _expect_names("parameter", self.parameters, self._needed(initial_values, self.parameters))
+        _expect_names("parameter", self.parameters, self._needed(initial_values, self.parameters), self.states)
         _expect_names("state", self.states, self._needed(state, self.states))
         drawn_names = [n for n in self.parameters if initial_values and n not in initial_values]
         if drawn_names:
@@ -191,6 +191,7 @@ class CarriedArrays:
         for name, shape in selection.items():
             if shape != tensors[name].shape:
                 raise InputError(
-                    f"the checkpoint's '{name}' has shape {list(tensors[name].shape)}, expected {list(shape)}"
+                    f"the checkpoint's '{name}' has shape {list(tensors[name].shape)}, expected {list(shape)}",
+                    hint="load restores all values; Trainer(params=..., state=...) takes some of them",
                 )
         return {n: self.placed(n, x) for n, x in tensors.items()}
