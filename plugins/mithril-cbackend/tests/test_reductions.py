@@ -115,3 +115,23 @@ def test_axes_after_a_searched_one_are_joined(keepdims: bool) -> None:
     machine = Machine(machine_code.host_cpu(), 1)
     text = compile_graph.compiled(b.build({"y": y}), machine, CompileTarget()).source
     assert "< 5; " not in text and "< 3; " not in text and "< 7; " not in text
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64", "uint8"])
+def test_sums_of_gathered_rows_are_vectors(kind: str) -> None:
+    """Positions are read once for the lanes of a vector."""
+    positions = RNG.integers(0, 9, (5, 6)).astype(kind)
+    for columns in (40, 83, 5):
+        x = RNG.standard_normal((9, columns)).astype(np.float32)
+        for axis in (0, 1, 2, (0, 1)):
+            check(lambda x, axis=axis: ops.sum(ops.take(x, positions, axis=0) * 2.0, axis=axis), x)
+            check(lambda x, axis=axis: ops.max(ops.take(x, positions, axis=0), axis=axis), x, threads=2)
+        check(lambda x: ops.mean(ops.take(x, positions, axis=1), axis=0), x[:, :9] if columns > 9 else x)
+    with Builder() as b:
+        rows = ops.take(b.input("x", (9, 48)), b.input("positions", (5, 6), kind), axis=0)
+        y = ops.sum(rows, axis=1)
+    machine = Machine(machine_code.host_cpu(), 1)
+    text = compile_graph.compiled(b.build({"y": y}), machine, CompileTarget()).source
+    loop = text[text.index("for (int32_t j ") :]
+    assert text.count("= positions[") == 1
+    assert "positions[" not in loop

@@ -12,7 +12,6 @@ from weakref import WeakValueDictionary
 
 from mithril_cbackend.c_names import is_taken
 from mithril_cbackend.tir.expr import (
-    POSITION,
     Buffer,
     Expr,
     address_of,
@@ -50,6 +49,7 @@ class Code:
         self._open: list[list[Stmt]] = [[]]
         self._names: dict[str, int] = {}
         self.names: dict[str, Buffer] = {}  # arrays of ``let``, which are written once
+        self.read_only: set[str] = set()  # names of arrays that nothing writes
         self.helpers: dict[str, Function] = {}  # called functions by name
         self.pieces: dict[str, Piece] = {}  # called functions that are not TIR
         self._vector: VectorLoop | None = None  # the current vector loop
@@ -130,12 +130,14 @@ class Code:
         return load(result, position)
 
     def _is_uniform(self, value: Expr, vector: VectorLoop) -> bool:
-        """Whether a value is a position that is the same for all lanes, and known before the vector loop."""
-        if value.dtype != POSITION:
+        """Whether a value is a position that is the same for all lanes, and known before the vector loop.
+
+        Positions of gathers are read from arrays of any integers.
+        """
+        if not value.dtype.startswith(("int", "uint")):
             return False
-        return all(
-            name not in vector.varying and (is_variable or name in self.names) for name, is_variable in reads(value)
-        )
+        fixed = self.names.keys() | self.read_only
+        return all(name not in vector.varying and (is_variable or name in fixed) for name, is_variable in reads(value))
 
     def _local(self, name: str, size: int, dtype: str) -> Buffer:
         return tirx.decl_buffer((index(size).node,), dtype, name=self.name(name), scope="local", layout=None)

@@ -176,13 +176,18 @@ class Example:
         if plan is not None:
             exact = replace(plan, batch=self.batch, images=min(plan.images, self.batch))
             return exact.cost(machine, constant_weights)
-        width, depth = _width(layout_of(self.node), machine, _rows(self.node)), _depth(self.node)
+        rows, depth = _rows(self.node), _depth(self.node)
+        width = _width(layout_of(self.node), machine, rows)
+        vectors = width // machine.lanes()
+        # Two products take as long as two loads, of which those of pixels cross cache lines: tiles of one or two rows,
+        # as of a prime number of channels, wait for them.
+        loads = max(1.0, (2 * vectors + rows) / (vectors * rows))
         # The constants 1.08, 2 and 1 put direct tiles on the scale of ``im2col.Plan.cost``.
         waste = count(self.layout.pixels, width) * width / math.prod(self.layout.result)
         ordering = 0 if constant_weights else 2 * depth / self.pixels
         channels = shape_of(self.node.result)[1]
         kernels = stream_cycles(math.prod(shape_of(operand(self.node, 1)))) / (self.pixels * channels)
-        return float(1.08 * waste * depth / (2 * machine.lanes()) + ordering + kernels + 1)
+        return float(1.08 * waste * loads * depth / (2 * machine.lanes()) + ordering + kernels + 1)
 
 
 def _depth(node: Node) -> int:

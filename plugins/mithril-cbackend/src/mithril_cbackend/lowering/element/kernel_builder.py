@@ -82,6 +82,7 @@ class KernelBuilder:
             pair = t.pointer(self.code.name(v.name), stored(v.dtype))
             self.parameters.append(pair)
             (buffers if k < len(kernel.inputs) else self.outputs)[v] = pair[1]
+        self.code.read_only.update(b.name for b in buffers.values())
         self.reader = Reader(self.code, kernel.producers, buffers, kernel.in_bounds)
         self.sizes = [t.size(name) for name in kernel.sizes]
 

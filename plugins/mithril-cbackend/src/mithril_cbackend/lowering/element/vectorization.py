@@ -30,6 +30,18 @@ def _is_vector_code(node: Node) -> bool:
     return is_plain(node) or node.op in STRAIGHT
 
 
+def gathers_rows(nodes: Sequence[Node]) -> bool:
+    """Whether operations only gather rows, whose positions all lanes share, and compute with their elements."""
+    return all(is_plain(n) or (n.op is ops.take and _is_row(n)) for n in nodes)
+
+
+def _is_row(node: Node) -> bool:
+    """Whether the last axis of a gather is that of the operand."""
+    positions = node.operands[1]
+    assert positions is not None
+    return int(node.attributes["axis"]) + positions.ndim < node.result.ndim
+
+
 def pieces(width: int, lanes: int) -> list[tuple[int, int]]:
     """Divide elements into vectors whose lengths are powers of two; return where each starts and its length."""
     parts, start = [], 0

@@ -16,7 +16,7 @@ from mithril_cbackend.lowering.element.elementwise import merge, merged
 from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed, rounded
-from mithril_cbackend.lowering.element.vectorization import is_plain, pieces, vectorizable
+from mithril_cbackend.lowering.element.vectorization import gathers_rows, is_plain, pieces, vectorizable
 
 Emit = Callable[[dict[int, Any], t.Expr], None]  # coordinates, element of the result
 Block = Callable[[dict[int, Any], Any, int, bool], None]  # coordinates, first element, size, whether vectorized
@@ -102,7 +102,8 @@ class Reduction:
     def of(kernel: Kernel, name: str, machine: Machine) -> Reduction:
         frame, node = KernelBuilder(kernel, name, machine), kernel.anchor
         x, axes = operand(node), node.attributes["axis"]
-        vectors = vectorizable([n for n in kernel.nodes if n is not node])
+        fused = [n for n in kernel.nodes if n is not node]
+        vectors = vectorizable(fused) or gathers_rows(fused)
         lanes = machine.lanes(max(x.dtype.bits, 32)) if vectors else 0
         groups = _joined(kernel, x, axes)
         shape = merge(frame, _read_alike(kernel, x), shape_of(x), groups)
