@@ -10,9 +10,10 @@ import pytest
 from mithril.graph import Builder
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, maximum
 from mithril_cbackend.compile_target import CompileTarget
+from mithril_cbackend.lowering.conv import direct_convolution, strided_conv_grad
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
-from mithril_cbackend.program import compile_graph
+from mithril_cbackend.program import compile_graph, program as programs
 from mithril_cbackend.tir import machine_code
 
 RNG = np.random.default_rng(0)
@@ -35,6 +36,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     "signal, stride 4": (2, 12, (50,), 24, (8,), 4, 2, 1, 1),
     "volume, stride 2": (1, 6, (6, 7, 8), 10, (3, 3, 3), 2, 1, 1, 1),
     "ragged": (3, 19, (7, 7), 35, (3, 3), 1, 1, 1, 1),
+    "few channels, stride 8": (1, 3, (32, 32), 5, (8, 8), 8, 4, 1, 1),
+    "depthwise, stride 4": (1, 8, (16, 16), 8, (5, 5), 4, 2, 1, 8),
     "high": (1, 8, (40, 20), 33, (3, 3), 1, 1, 1, 1),
 }
 
@@ -94,3 +97,32 @@ def test_narrow_vectors(vector_bytes: int) -> None:
     g = RNG.standard_normal(np.asarray(conv(x, w, **how)).shape).astype(np.float32)
     check(lambda g, w: conv_input_grad(g, w, shape=x.shape, **how), {"g": g, "w": w}, vector_bytes=vector_bytes)
     check(lambda x, g: conv_weight_grad(x, g, shape=w.shape, **how), {"x": x, "g": g}, vector_bytes=vector_bytes)
+
+
+def test_few_channels_of_large_strides_multiply_no_zeros() -> None:
+    with Builder() as b:
+        gradient = conv_input_grad(
+            b.input("g", (1, 5, 16, 16)), b.input("w", (5, 3, 8, 8)), shape=(1, 3, 128, 128), stride=(8, 8)
+        )
+    (node,) = b.build({"y": gradient}).nodes
+    assert strided_conv_grad.plan_of(node, Machine(machine_code.host_cpu(), 1)) is not None
+
+
+def test_elements_of_strided_results_are_one_loop() -> None:
+    """One loop for each vector of a tile was as many divisions, for which LLVM took 1.5 s."""
+    with Builder() as b:
+        gradient = conv_input_grad(
+            b.input("g", (1, 7, 22, 22)), b.input("w", (7, 41, 4, 4)), shape=(1, 41, 46, 46), stride=(2, 2)
+        )
+    graph = b.build({"y": gradient})
+    text = compile_graph.compiled(graph, Machine(machine_code.host_cpu(), 1), CompileTarget()).source
+    assert text.count(" % 23;") <= 24
+
+
+def test_channels_that_no_tile_divides_are_a_product() -> None:
+    with Builder() as b:
+        image, weights = b.input("x", (1, 56, 30, 30)), b.input("w", (31, 56, 5, 5))
+        graph = b.build({"y": conv(image, weights, stride=(2, 2), padding=((2, 2), (2, 2)), dilation=(2, 2))})
+    machine = Machine(machine_code.host_cpu(), 1)
+    (kernel,) = programs.write(graph, machine).kernels.values()
+    assert direct_convolution.cheaper_plan(kernel, machine, constant_weights=False) is not None

@@ -335,7 +335,8 @@ def multiply_tile(
     vectors = count(width if isinstance(width, int) else packed_block.row, lanes)
     total = code.alloc("tile", rows * vectors * lanes, kind.name)
     cells = [(i, v, (i * vectors + v) * lanes) for i in range(rows) for v in range(vectors)]
-    in_rows = epilogue and rows > 1 and typical(math.prod(inner)) >= LONG
+    # Elements that are no vectors are a loop too: one for each vector of a transposed convolution took LLVM 1.5 s.
+    in_rows = rows > 1 and (not vector or (epilogue and typical(math.prod(inner)) >= LONG))
 
     def clear() -> None:
         with reader.loop("j", lanes, t.VECTORIZED) as j:  # one loop: TVM's pass takes time for each
