@@ -335,7 +335,7 @@ def multiply_tile(
     vectors = count(width if isinstance(width, int) else packed_block.row, lanes)
     total = code.alloc("tile", rows * vectors * lanes, kind.name)
     cells = [(i, v, (i * vectors + v) * lanes) for i in range(rows) for v in range(vectors)]
-    # Elements that are no vectors are a loop too: one for each vector of a transposed convolution took LLVM 1.5 s.
+    # Single elements are a loop too: one for each vector of a transposed convolution took LLVM 1.5 s.
     in_rows = rows > 1 and (not vector or (epilogue and typical(math.prod(inner)) >= LONG))
 
     def clear() -> None:
