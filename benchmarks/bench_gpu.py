@@ -39,15 +39,15 @@ def residual(channels: int) -> Model:
 def rows() -> dict[str, tuple[Any, tuple[int, ...], bool]]:
     """Return models, the shapes of their inputs, and whether a step has gradients, by name."""
     n, images, tokens = (64, 2, 16) if SMALL else (4096, 32, 512)
-    wide = 64 if SMALL else 768
-    encoder = partial(TransformerEncoderLayer, wide, wide // 64 or 1, 4 * wide, dropout=0.0)
+    features = 64 if SMALL else 768
+    encoder = partial(TransformerEncoderLayer, features, features // 64 or 1, 4 * features, dropout=0.0)
     network = [Conv2d(32, kernel_size=3, padding=1), residual(32), Relu(), residual(32), Flatten(), Linear(10)]
     return {
         f"product {n} x {n}": (Sequential(Linear(n, bias=False)), (n, n), False),
         "convolution": (Sequential(Conv2d(64, kernel_size=3, padding=1)), (images, 64, 32, 32), False),
-        "encoder layer": (Sequential(encoder()), (4, tokens, wide), False),
+        "encoder layer": (Sequential(encoder()), (4, tokens, features), False),
         "step of a residual network": (Sequential(*network), (images, 3, 32, 32), True),
-        "step of an encoder": (Sequential(encoder(), encoder()), (4, tokens, wide), True),
+        "step of an encoder": (Sequential(encoder(), encoder()), (4, tokens, features), True),
     }
 
 
