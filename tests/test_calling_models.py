@@ -9,7 +9,7 @@ import pytest
 
 import mithril as ml
 from mithril.graph import MithrilError
-from mithril.models import BatchNorm1d, Dropout, If, Layer, Linear, Model, Relu
+from mithril.models import BatchNorm1d, Dropout, If, Layer, Linear, Model, Relu, Sequential
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 
@@ -81,3 +81,29 @@ def test_several_outputs_and_errors() -> None:
         Linear(2)(np.array([object()]))
     connection = Relu()("x")
     assert not isinstance(connection, np.ndarray)
+
+
+@pytest.mark.parametrize("call", [lambda c, params: c.bind(params), lambda c, params: c.evaluate(params, {"input": X})])
+def test_states_among_parameters_are_sent_to_their_place(call: Any) -> None:
+    compiled = ml.compile(Sequential(Linear(3), BatchNorm1d()), "numpy", shapes={"input": ["B", 4]})
+    values = {**compiled.randomize_params(), **compiled.initial_state()}
+    with pytest.raises(ml.InputError, match=r"hint: '1.running_mean' is a state, not a parameter: pass it in state="):
+        call(compiled, values)
+
+
+def test_parameters_in_the_place_of_inputs() -> None:
+    compiled = ml.compile(Linear(3), "numpy", shapes={"input": ["B", 4]})
+    with pytest.raises(ml.InputError, match=r"hint: evaluate\(params, inputs\) takes parameters"):
+        compiled(compiled.randomize_params(), {"input": np.ones((2, 4))})
+
+
+def test_the_only_input_of_a_layer_has_one_name() -> None:
+    class Doubled(Layer):
+        def build(self, x: Any) -> Any:
+            return x * 2.0
+
+    hint = r"hint: the only input of a layer is 'input'; inputs = \('x',\) in the class renames it"
+    with pytest.raises(ml.OptionError, match=hint):
+        ml.compile(Doubled(), "numpy", shapes={"x": [2]})
+    with pytest.raises(ml.InputError, match=hint):
+        ml.compile(Doubled(), "numpy", shapes={"input": [2]}).evaluate({}, {"x": np.ones(2, np.float32)})

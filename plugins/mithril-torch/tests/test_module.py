@@ -459,5 +459,5 @@ def test_joined_layers_are_one_block_with_the_layer_around_them():
     compiled = ml.compile(model, "torch", shapes={"input": ["B", 8]}, optimization_level="high")
     compiled.bind(compiled.randomize_params(0))
     module, x = compiled.to_module(), np.ones((3, 8), np.float32)
-    assert module.mithril_block_paths == ("0", "1", "2")
+    assert module.mithril_block_paths == ("first", "attention", "last")
     np.testing.assert_allclose(module(torch.from_numpy(x)).detach(), compiled({"input": x})["output"], rtol=1e-5)

@@ -190,7 +190,7 @@ class Parameters:
         if not isinstance(params, Mapping):
             raise InputError(f"params must be a dictionary of arrays by name, got {type(params).__name__}")
         params = self.needed(params, expected)
-        missing_or_unknown("parameter", expected, params)
+        missing_or_unknown("parameter", expected, params, states=program.interface.states)
         converted = self._converted("parameter", expected, params)
         return converted if any(converted[name] is not params[name] for name in expected) else params
 
@@ -361,7 +361,7 @@ class Parameters:
             values = self._readable(params)  # the first call checks them
         else:
             needed = self.needed(params, expected)
-            missing_or_unknown("parameter", expected, needed)
+            missing_or_unknown("parameter", expected, needed, states=self.state_types)
             if release:
                 for name in params.keys() - needed.keys():
                     del params[name]  # type: ignore[attr-defined]  # a MutableMapping

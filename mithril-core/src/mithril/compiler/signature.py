@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,9 +81,16 @@ def only_input(expected: Iterable[str], name: str) -> str | None:
 
 
 def missing_or_unknown(
-    kind: str, expected: Mapping[str, Any], actual: Mapping[str, Any], params: Mapping[str, Any] | None = None
+    kind: str,
+    expected: Mapping[str, Any],
+    actual: Mapping[str, Any],
+    params: Mapping[str, Any] | None = None,
+    states: Collection[str] = (),
 ) -> None:
-    """Raise InputError unless ``actual`` has exactly the expected names; ``params`` may contain misplaced inputs."""
+    """Raise InputError unless ``actual`` has exactly the expected names.
+
+    ``params`` may contain misplaced inputs, and ``actual`` misplaced ``states``.
+    """
     missing = [name for name in expected if name not in actual]
     extra = [name for name in actual if name not in expected]
     if not missing and not extra:
@@ -103,6 +110,8 @@ def missing_or_unknown(
             hint = f"'{misplaced[0]}' is an input, trainable or not: move it from the parameters to the inputs"
     if missing and kind == "parameter":
         hint = "params = compiled.randomize_params() returns a complete set"
+    elif misplaced := [n for n in extra if n in states]:
+        hint = f"'{misplaced[0]}' is a state, not a parameter: pass it in state="
     raise InputError(f"the {kind}s do not match the model", facts=facts, hint=hint)
 
 
