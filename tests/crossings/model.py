@@ -90,9 +90,7 @@ class Case:
         """Return the path of the first or the last layer."""
         if self.row["network"] == "decoder":
             return {"first": "*.embed_tokens", "last": "*.lm_head"}[name]
-        if self.row["source"] != "sequential":
-            return name
-        return "0" if name == "first" else str(len(self.network.layers()) - 1)
+        return name
 
     def sized(self, rows: int | None = None) -> list[int]:
         """Return the shape of a batch."""

@@ -337,6 +337,18 @@ def test_errors_name_the_primitive_and_the_line():
         ml.from_jax(lambda x: x, "text")
 
 
+def test_means_over_open_sizes():
+    """Sizes are numbers in the formula of a mean, of a variance and of positions."""
+
+    def function(x):
+        return (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-5) + jnp.arange(x.shape[0])[:, None]
+
+    compiled = ml.compile(ml.from_jax(function, X[0], dynamic_shapes={"x": {0: "batch"}}), "jax")
+    for x in (X[0], np.tile(X[0], (3, 1))):
+        (y,) = compiled({"x": x}).values()
+        np.testing.assert_allclose(y, function(x), rtol=1e-5, atol=1e-6)
+
+
 NAN, INF = float("nan"), float("inf")
 SPECIAL = np.array([[1.0, NAN, 3.0, INF], [INF, 2.0, NAN, NAN], [0.0, -1.0, -INF, 5.0]], np.float32)
 SQUARE = np.array([[4.0, 9.0, 8.0], [1.0, 5.0, 7.0], [0.5, -1.0, 6.0]], np.float32)

@@ -56,6 +56,11 @@ def stack(*xs: Any, axis: int) -> Any:
     return ops.stack(*xs, axis=axis)
 
 
+@row("dim_as_value")
+def dim_as_value(*_: Any, dim: Any) -> Any:
+    return np.asarray(dim, np.int32) if type(dim) is int else ops.cast(ops.size_value(value=dim), dtype="int32")
+
+
 @row("iota")
 def iota(*_: Any, dtype: Any, shape: Any, dimension: int, **__: Any) -> Any:
     return cast(line(shape, dimension), dtype)
