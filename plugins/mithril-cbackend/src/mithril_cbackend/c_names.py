@@ -1,12 +1,12 @@
 """User names as C identifiers; ``mithril.graph.quoted`` quotes them in comments and strings."""
 
-# ruff: noqa: SIM905 - tables of int8x4 groups read better without quotes
+# ruff: noqa: SIM905 - tables of names read better without quotes
 
 from __future__ import annotations
 
 import re
 
-INT8X4 = frozenset(
+KEYWORDS = frozenset(
     """
     auto break case char const continue default do double else enum extern float for goto if inline int long register
     restrict return short signed sizeof static struct switch typedef union unsigned void volatile while
@@ -43,7 +43,7 @@ OWN = frozenset(
     group_numbers group_halves group_quantized group_floats group_bytes group_table group_bytes_table
     """.split()
 )  # names of the generated file
-TAKEN = INT8X4 | LIBRARY | OWN
+TAKEN = KEYWORDS | LIBRARY | OWN
 _NUMBERED = re.compile(r"(turn|trip)_")  # prefixes of numbered names of the generated file
 
 # With ``_t`` appended these are types of the C library or of POSIX.
