@@ -18,8 +18,8 @@ from mithril.graph import Editor, Graph, Node, Value, float32, float64
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 
 MAX_TERMS = 4  # nonzero elements of a column: those of bicubic weights
-# Products of a sum, for each nonzero element, that take as long as a gathered element: from measurements of resampling
-# on AVX-512, where a gather takes about a cycle for each element and a product 1/32 of one.
+# Products of a sum, for each nonzero element, that take as long as a gathered element. An estimate, not tuned: on
+# AVX-512 a gather takes about a cycle for each element, and a product 1/32 of one.
 PRODUCTS_PER_GATHER = 32
 SAMPLE = 8  # columns that are counted first: most constants are dense
 Array = np.ndarray[Any, Any]
