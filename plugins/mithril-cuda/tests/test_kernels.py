@@ -7,7 +7,7 @@ import mithril as ml
 from mithril import ops
 from mithril.backend import BuildOptions
 from mithril.graph import ALL, Builder
-from mithril_cbackend.c_names import INT8X4, LIBM
+from mithril_cbackend.c_names import KEYWORDS, LIBM
 from mithril_cbackend.devices.build import written
 from mithril_cbackend.devices.model import DeviceModel
 from mithril_cuda import nvrtc
@@ -51,7 +51,7 @@ def test_kernels_of_the_kit_compile(part, record_property):
 
 
 def test_names_that_cuda_reserves():
-    names = sorted({*INT8X4, *(f"{f}f" for f in LIBM), *LIBM, "uint", "threadIdx", "blockIdx", "warpSize", "printf"})
+    names = sorted({*KEYWORDS, *(f"{f}f" for f in LIBM), *LIBM, "uint", "threadIdx", "blockIdx", "warpSize", "printf"})
     with Builder() as b:
         total = sum((ops.tanh(b.input(name, (3,))) for name in names[1:]), start=ops.tanh(b.input(names[0], (3,))))
     texts = texts_of(b.build({"template": total}))

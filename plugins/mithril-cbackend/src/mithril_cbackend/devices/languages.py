@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mithril_cbackend.c_names import INT8X4, LIBRARY
+from mithril_cbackend.c_names import KEYWORDS, LIBRARY
 
 C_FUNCTIONS = (
     *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "exp", "expm1"),
@@ -106,5 +106,7 @@ CUDA = CUDALanguage(
     prelude=_CUDA_PRELUDE,
     target={"arch": "sm_80"},  # of TVM's instructions for tensor cores, which kernels do not have
     generator="tvm.backend.cuda.codegen.header",
-    reserved=INT8X4 | LIBRARY | {"uchar", "ushort", "uint", "blockIdx", "threadIdx", "blockDim", "gridDim", "warpSize"},
+    reserved=KEYWORDS
+    | LIBRARY
+    | {"uchar", "ushort", "uint", "blockIdx", "threadIdx", "blockDim", "gridDim", "warpSize"},
 )
