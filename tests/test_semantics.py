@@ -57,6 +57,13 @@ FORWARD = [
         np.int32([2**31 - 1, -(2**31), 0, 2**31 - 1]),
     ),
     ("cast to uint8", lambda x: ops.cast(x, dtype="uint8"), [F([-1.5, 256, 3.9])], np.uint8([0, 255, 3])),
+    ("zeros of a constant", lambda x: x @ np.eye(64, 2, dtype=F), [F([[1] * 40 + [NAN] + [1] * 23])], F([[NAN, NAN]])),
+    (
+        "resize has weights for nan",
+        lambda x: ops.where(ops.isnan(ops.resize(x, size=(32,), mode="bilinear"))[..., 20:21], 1.0, 0.0),
+        [F([[[1] * 40 + [NAN] + [1] * 23]])],
+        F([[[1]]]),
+    ),
     ("gelu is exact", lambda x: ops.gelu(x), [F([1])], F([0.8413447])),
     ("gelu tanh", lambda x: ops.gelu(x, approximate="tanh"), [F([1])], F([0.841192])),
     ("sign of nan", lambda x: ops.sign(x), [F([NAN, -2, 0])], F([NAN, -1, 0])),

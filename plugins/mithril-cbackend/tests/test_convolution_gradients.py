@@ -109,7 +109,7 @@ def test_few_channels_of_large_strides_multiply_no_zeros() -> None:
 
 
 def test_elements_of_strided_results_are_one_loop() -> None:
-    """One loop for each vector of a tile was as many divisions, for which LLVM took 1.5 s."""
+    """Divide in one loop: as many divisions as a tile has vectors took LLVM 1.5 s."""
     with Builder() as b:
         gradient = conv_input_grad(
             b.input("g", (1, 7, 22, 22)), b.input("w", (7, 41, 4, 4)), shape=(1, 41, 46, 46), stride=(2, 2)

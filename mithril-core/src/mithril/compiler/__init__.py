@@ -11,7 +11,7 @@ HOMES = {
     "graph_source": ("GraphSource",),
     "index_checks": ("IndexCheckedExecutable", "IndexInput", "given_indices", "with_checks"),
     "initializers": ("Array", "Index", "initialize", "norms_of"),
-    "input_types": ("TRAINING_FLAG", "input_specs", "probe_types"),
+    "input_types": ("input_specs", "probe_types"),
     "interpreter": ("Interpreter",),
     "memory_usage": ("ProgramMemory", "largest_sizes", "memory_use"),
     "model_files": ("load",),
@@ -28,7 +28,7 @@ HOMES = {
     "requirements": ("check_memory",),
     "runner": ("Runner",),
     "signature": (
-        *("declared_text", "expanded", "InputSpec", "convert_input", "array_type", "as_numpy"),
+        *("TRAINING_FLAG", "declared_text", "expanded", "InputSpec", "convert_input", "array_type", "as_numpy"),
         *("missing_or_unknown", "resolve_type"),
     ),
     "steps": ("ModelCompiler", "compile"),

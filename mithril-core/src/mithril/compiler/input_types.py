@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mithril.compiler.frontend import Source, TraceRequest
-from mithril.compiler.signature import InputSpec, declared_text, expanded, only_input
+from mithril.compiler.signature import TRAINING_FLAG, InputSpec, declared_text, expanded, only_input
 from mithril.compiler.unused_parts import unused_of
 from mithril.graph import (
     Dim,
@@ -140,10 +140,6 @@ def check_known_part(
     except DTypeError:
         if all(spec.dtype is not None for spec in fixed.values()):
             raise  # otherwise the first call decides on the dtype
-
-
-# The input that is True in programs for training.
-TRAINING_FLAG = "is_training"
 
 
 def probe_types(specs: Mapping[str, InputSpec], source: Source, default: DType) -> dict[str, TensorType]:

@@ -11,7 +11,6 @@ from mithril.compiler.bound_checks import with_bounds
 from mithril.compiler.frontend import TraceRequest
 from mithril.compiler.graph_source import with_fixed_parameters
 from mithril.compiler.index_checks import with_checks
-from mithril.compiler.input_types import TRAINING_FLAG
 from mithril.compiler.observers import Progress
 from mithril.compiler.option_table import declared_options
 from mithril.compiler.packed_products import with_packed_products
@@ -28,6 +27,7 @@ from mithril.compiler.requirements import (
     require_static,
 )
 from mithril.compiler.session import Session
+from mithril.compiler.signature import TRAINING_FLAG
 from mithril.compiler.sparse_inputs import with_sparse_inputs
 from mithril.compiler.unused_parts import unused_inputs, without_inputs
 from mithril.compiler.updated_states import with_updates

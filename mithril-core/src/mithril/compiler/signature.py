@@ -47,6 +47,9 @@ def declared_text(shape: Iterable[Any]) -> str:
     return f"[{', '.join('any' if s is None else '...' if s is ... else str(s) for s in shape)}]"
 
 
+TRAINING_FLAG = "is_training"  # the input that is True in programs for training
+
+
 @dataclass(frozen=True, slots=True)
 class InputSpec:
     """Properties of a model input that are known before the first call."""
@@ -75,7 +78,7 @@ class InputSpec:
 
 def only_input(expected: Iterable[str], name: str) -> str | None:
     """Return the hint for a name that ``build`` gives the only input of a layer, which is "input" for callers."""
-    if {*expected} - {"is_training"} != {"input"} or closest(name, ["input"], 1):
+    if {*expected} - {TRAINING_FLAG} != {"input"} or closest(name, ["input"], 1):
         return None
     return f"the only input of a layer is 'input'; inputs = ({name!r},) in the class renames it"
 

@@ -39,8 +39,10 @@ from mithril_cbackend.lowering.pool import byte_pooling, pooling
 from mithril_cbackend.lowering.rows import cumulative, fused_rows, reductions, sorting
 from mithril_cbackend.lowering.scheduled import families
 
-MIN_RUN = 8  # positions of a gather that are worth a loop of their own
-MAX_RUNS = 8  # loops of a gather
+# A run of a gather gets its loop from half a vector of AVX-512 on, and LLVM compiles each loop, so that many short runs
+# stay a gather. Estimates, not tuned.
+MIN_RUN = 8  # positions
+MAX_RUNS = 8
 
 FAMILIES = (
     byte_convolution,

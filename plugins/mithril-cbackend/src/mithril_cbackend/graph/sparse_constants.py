@@ -1,7 +1,9 @@
-"""Products with constants of few nonzero elements as weighed sums of gathered ones.
+"""Products with weights of resampling as weighed sums of gathered elements.
 
 Resampling multiplies each axis by a matrix whose columns have two or four nonzero elements: the product of an axis of
-176 pixels has 88 times as many terms as bilinear weights. Along the last axis, each gathered element is loaded by
+176 pixels has 88 times as many terms as bilinear weights. Sums without the zeros differ at infinite and nan elements,
+whose products with them are nan; ``docs/semantics.md`` leaves these results of ``resize`` open, and no others, so that
+permutations and other constants of few elements remain products. Along the last axis, each gathered element is loaded by
 itself, so that short sums remain products; along other axes rows are gathered, which are vectors.
 """
 
@@ -34,13 +36,13 @@ def rewritten(graph: Graph) -> Graph:
     for node, data in products:
         terms = int(np.count_nonzero(data, axis=0).max())
         if len(data) >= terms * (1 if _of_rows(editor, node) else PRODUCTS_PER_GATHER):
-            editor.replace_value(node.result, _weighed(editor, node, data, max(terms, 1)))
+            editor.replace_value(node.result, _weighed(editor, node, data, terms))
             editor.erase_dead(node)
     return editor.freeze()
 
 
 def _constant(graph: Graph, node: Node) -> Array | None:
-    """Return the second operand of a product if it is a constant matrix of few nonzero elements."""
+    """Return the second operand of a product if it is a constant matrix of weights of resampling."""
     source = graph.input_of.get(operand(node, 1))
     if source is None or source.role != "constant" or node.result.dtype not in (float32, float64):
         return None
@@ -48,7 +50,15 @@ def _constant(graph: Graph, node: Node) -> Array | None:
     if data.ndim != 2 or 0 in data.shape or operand(node).ndim < 2:
         return None
     few = all(np.count_nonzero(part, axis=0).max() <= MAX_TERMS for part in (data[:, :SAMPLE], data))
-    return data if few and len(data) > MAX_TERMS else None
+    return data if few and len(data) > MAX_TERMS and _resamples(data) else None
+
+
+def _resamples(data: Array) -> bool:
+    """Whether each column averages neighbors, in the order of the columns, and some column more than one."""
+    used = data != 0
+    first, last = used.argmax(axis=0), len(data) - 1 - used[::-1].argmax(axis=0)
+    are_neighbors = used.any(axis=0).all() and (last - first < MAX_TERMS).all() and (np.diff(first) >= 0).all()
+    return bool(are_neighbors and (first < last).any() and np.allclose(data.sum(axis=0), 1.0, atol=1e-5))
 
 
 def _of_rows(editor: Editor, node: Node) -> bool:

@@ -34,8 +34,9 @@ def from_torch(
     """Return a ``torch.nn.Module`` as a model with its weights, exported by ``torch.export``.
 
     ``example_inputs`` is a tensor, a tuple of positional or a dictionary of named arguments. ``dynamic_shapes`` names
-    the open sizes of inputs by axis: ``{"x": {0: "batch"}}``. Parameters keep the module's names; buffers that the
-    training mode changes are states. With ``training=False``, the evaluation mode is used for training, too.
+    the open sizes of inputs by axis: ``{"x": {0: "batch"}}``, or in the order of the arguments, as ``torch.export``
+    takes them. Parameters keep the module's names; buffers that the training mode changes are states. With
+    ``training=False``, the evaluation mode is used for training, too.
     ``operators`` maps names of operators, such as ``"torchvision::nms"``, to functions of ``mithril.ops``.
     ``outputs`` names submodules, such as ``["layer2", "layer4"]``: their results become the outputs of the model, and
     operators that only other results need are left out.
