@@ -2,9 +2,11 @@
 
 Resampling multiplies each axis by a matrix whose columns have two or four nonzero elements: the product of an axis of
 176 pixels has 88 times as many terms as bilinear weights. Sums without the zeros differ at infinite and nan elements,
-whose products with them are nan; ``docs/semantics.md`` leaves these results of ``resize`` open, and no others, so that
-permutations and other constants of few elements remain products. Along the last axis, each gathered element is loaded by
-itself, so that short sums remain products; along other axes rows are gathered, which are vectors.
+whose products with them are nan: ``docs/semantics.md`` leaves these results of ``resize`` open. It leaves no others
+open, so that permutations and other constants of few elements remain products.
+
+Along the last axis, each gathered element is loaded by itself, so that short sums remain products; along other axes
+rows are gathered, which are vectors.
 """
 
 from __future__ import annotations
