@@ -74,6 +74,22 @@ def test_joining_along_another_axis_is_another_kernel() -> None:
     assert text.count("static void k") == 2 and " ? " not in text
 
 
+NESTED = {
+    "joined twice": lambda y: ops.concat([y, y], axis=1),
+    "joined at two places": lambda y: ops.concat([y * 2.0, y, y + 1.0], axis=1),
+    "padded and added": lambda y: ops.pad(y, widths=((0, 0), (5, 6))) + ops.pad(y, widths=((0, 0), (11, 0))),
+    "padded": lambda y: ops.pad(y, widths=((0, 0), (5, 6))),
+}
+
+
+@pytest.mark.parametrize("outer", NESTED.values(), ids=list(NESTED))
+def test_joined_values_within_others_are_read_at_their_places(outer: Any) -> None:
+    check(lambda x, y: outer(ops.concat([x, y], axis=1)), numbers(3, 37), numbers(3, 21))
+    check(
+        lambda x, y: outer(ops.concat([ops.pad(x, widths=((0, 0), (3, 2))), y], axis=1)), numbers(3, 37), numbers(3, 21)
+    )
+
+
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap", "symmetric"])
 def test_the_inner_part_of_a_padded_row_is_copied(mode: str) -> None:
     for dtype in ("float32", "float64", "int8"):
