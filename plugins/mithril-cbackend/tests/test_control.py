@@ -83,3 +83,35 @@ def test_gradients_through_a_loop():
 
     backward = gradients(graph_of(total), ["y"], ["x"])
     same(backward, *({"x": X * k, "grad/y": np.float32(1)} for k in (1, 0.3, 3)))
+
+
+LOOPS = {
+    "scan": lambda x, step: ops.scan(lambda h, _: (step(h), h), x, length=3)[0],
+    "while": lambda x, step: ops.while_loop(lambda h: ops.sum(ops.abs(h)) < 50.0, step, x, max_trips=5),
+    "branch": lambda x, step: ops.cond(ops.sum(x) > 0.0, step, lambda h: step(h * 2.0), x),
+    "loop in a loop": lambda x, step: ops.scan(lambda h, _: (LOOPS["while"](h, step), h), x, length=2)[0],
+}
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("role", ["constant", "param"])
+@pytest.mark.parametrize("kind", LOOPS)
+def test_regions_read_packed_weights(kind, role, is_read):
+    """Pack the weights that regions capture; the weights are in the program as well only if they are read so."""
+    weights = np.random.default_rng(0).standard_normal((24, 24)).astype("f4") / 8
+    x = np.linspace(-1, 1.5, 24, dtype="f4").reshape(1, 24)
+    with Builder() as b:
+        data = {"data": weights} if role == "constant" else {"tags": {"bound": True}}
+        w = b.input("w", weights.shape, role=role, **data)
+        step = lambda h: ops.tanh(h @ ops.transpose(w)) + (w[0] if is_read else 0.5)  # noqa: E731
+        y = LOOPS[kind](b.input("x", x.shape), step)
+    graph = b.build({"y": y})
+    executable = CBackend().build(decompose(graph, CBackend().lowers))
+    program = executable.program
+    params = {"w": weights} if role == "param" else {}
+    stored = [c.shape == weights.shape for c in program.constants.values() if c.size >= weights.size]
+    assert (True in stored) == (is_read and role == "constant")
+    assert (False in stored) == (role == "constant")
+    assert (len(program.packed), program.unread == {"w"}) == (len(params), role == "param" and not is_read)
+    actual = executable(executable.layout.bound(params, {}), {"x": x})
+    np.testing.assert_allclose(actual["y"], evaluate(graph, {**params, "x": x})["y"], rtol=1e-5, atol=1e-6)

@@ -7,7 +7,7 @@ kernel if it has only one; values used by two kernels are stored, and constants 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -119,9 +119,10 @@ def size(value: Value) -> int:
 
 
 class FusionPlanner:
-    def __init__(self, graph: Graph, machine: Machine) -> None:
+    def __init__(self, graph: Graph, machine: Machine, captured: Mapping[Value, KnownWeights]) -> None:
         self.graph = graph
         self.machine = machine
+        self.captured = captured
         self.ranges = IndexRanges(graph)
         self.users: dict[Value, list[Kernel | None]] = {}  # None: must be stored
         self.steps: list[Kernel | Step] = []
@@ -481,7 +482,7 @@ class FusionPlanner:
         if lowering is not None and lowering.packing is not None and not self.machine.launches:
             kernel.narrow = narrow_dtype(self.graph, operand(node))
             right = operand(node, 1)
-            weights = known_weights(self.graph, right, node.op in (ops.matmul, ops.dot, ops.conv))
+            weights = known_weights(self.graph, right, node.op in (ops.matmul, ops.dot, ops.conv), self.captured)
             if weights is not None and weights.parameter is not None and has_plan_by_size(node):
                 weights = None  # packed kernels suit one plan
             pack = None if weights is None else lowering.packing(kernel, weights.elements, self.machine)
@@ -574,20 +575,24 @@ class KnownWeights:
         return PackedParameter(self.parameter, self.axes, pack)
 
 
-def known_weights(graph: Graph, value: Value, casts: bool = False) -> KnownWeights | None:
+def known_weights(
+    graph: Graph, value: Value, casts: bool = False, captured: Mapping[Value, KnownWeights] | None = None
+) -> KnownWeights | None:
     """Return a constant or bound parameter, or its transpose; None if the value is neither.
 
-    With ``casts``, also a narrower one that is converted without loss.
+    With ``casts``, also a narrower one that is converted without loss. ``captured`` has those that a region captures.
     """
+    if captured and value in captured:
+        return captured[value]
     producer = graph.producers.get(value)
     if producer is not None and producer.op is ops.transpose:
-        weights = known_weights(graph, operand(producer), casts)
+        weights = known_weights(graph, operand(producer), casts, captured)
         if weights is None:
             return None
         order = producer.attributes["perm"]
         return replace(weights, elements=weights.elements.transpose(order), axes=tuple(weights.axes[k] for k in order))
     if casts and producer is not None and producer.op is ops.cast and fuses_into_matmul_operand(producer):
-        return known_weights(graph, operand(producer), casts)
+        return known_weights(graph, operand(producer), casts, captured)
     source = graph.input_of.get(value)
     if source is None:
         return None
@@ -597,6 +602,22 @@ def known_weights(graph: Graph, value: Value, casts: bool = False) -> KnownWeigh
     if not source.tags.get("bound") or not value.dtype.is_float or not value.type.is_static:
         return None
     return KnownWeights(np.broadcast_to(np.zeros((), value.dtype.numpy), shape_of(value)), axes, source.name)
+
+
+def captures(node: Node, region: Graph) -> list[tuple[Value, Value]]:
+    """Return the operands of a node that every run of its region reads: the region's input, and the operand."""
+    attributes, inputs = node.attributes, region.arguments
+    states = attributes.get("states", attributes.get("carries", 0) + attributes.get("sequences", 0))
+    operands = node.operands[len(node.operands) - len(inputs) + states :]
+    return [(i.value, v) for i, v in zip(inputs[states:], operands, strict=True) if v is not None]
+
+
+def captured_weights(
+    graph: Graph, node: Node, region: Graph, captured: Mapping[Value, KnownWeights]
+) -> dict[Value, KnownWeights]:
+    """Return the weights that a region captures, by the region's inputs."""
+    weights = {inner: known_weights(graph, v, captured=captured) for inner, v in captures(node, region)}
+    return {inner: w for inner, w in weights.items() if w is not None}
 
 
 def affine_reshape(shape: tuple[int, ...], target_shape: tuple[int, ...]) -> bool:
@@ -623,5 +644,6 @@ def affine_reshape(shape: tuple[int, ...], target_shape: tuple[int, ...]) -> boo
     return True
 
 
-def group(graph: Graph, machine: Machine) -> FusionPlan:
-    return FusionPlanner(graph, machine).run()
+def group(graph: Graph, machine: Machine, captured: Mapping[Value, KnownWeights] | None = None) -> FusionPlan:
+    """Plan the steps of a graph; those of a region may pack the weights that it captures."""
+    return FusionPlanner(graph, machine, captured or {}).run()

@@ -7,7 +7,7 @@ are loops and branches of the driver. A run allocates no memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from mithril.backend import ExactSizesRequired, memory_plan
 from mithril.graph import Dim, Graph, Node, Registry, TensorType, Value, dtype as as_dtype, iterate, symbols
 from mithril_cbackend import tir as t
 from mithril_cbackend.graph.call_layout import ARENA, Layout, at_aligned_address
-from mithril_cbackend.graph.fusion import FusionPlan, Step, group
+from mithril_cbackend.graph.fusion import FusionPlan, KnownWeights, Step, captured_weights, captures, group
 from mithril_cbackend.lowering.element.element_reader import shape_of, typical
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
@@ -65,10 +65,30 @@ class Region:
     def size(self) -> int:
         return self.plan.size
 
+    def read(self) -> set[Value]:
+        """Return the stored values that steps and copies read."""
+        read = {v for _, v in self.copied}
+        for step in self.fused.steps:
+            unread: set[Value] = set()
+            if isinstance(step, Step) and step.node.regions:
+                unread = captured_unread(step.node, self.inner[step.node])
+            read.update(self.fused.stored(v) for v in step.inputs if v not in unread)
+        return read
 
-def region(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Region:
+
+def captured_unread(node: Node, regions: Sequence[Region]) -> set[Value]:
+    """Return the weights that regions of a node capture, but of which they only read packed copies."""
+    pairs = [(inner, outer, region.read()) for region in regions for inner, outer in captures(node, region.graph)]
+    states = node.operands[: len(node.operands) - len(captures(node, regions[0].graph))]
+    return {outer for _, outer, _ in pairs} - {outer for inner, outer, read in pairs if inner in read} - {*states}
+
+
+def region(
+    graph: Graph, machine: Machine, strategy: Any = "greedy", captured: Mapping[Value, KnownWeights] | None = None
+) -> Region:
     """Fuse a graph and plan its memory, regions first."""
-    fused = group(graph, machine)
+    captured = captured or {}
+    fused = group(graph, machine, captured)
     stored_values = {v for step in fused.steps for v in step.outputs}
     direct: dict[Value, int] = {}
     copied: list[tuple[int, Value]] = []
@@ -89,7 +109,9 @@ def region(graph: Graph, machine: Machine, strategy: Any = "greedy") -> Region:
         if isinstance(step, Kernel):
             results += step.scratch
         if isinstance(step, Step):
-            inner[step.node] = regions = [region(r, machine, strategy) for r in step.node.regions]
+            inner[step.node] = regions = [
+                region(r, machine, strategy, captured_weights(graph, step.node, r, captured)) for r in step.node.regions
+            ]
             extra = max((r.size for r in regions), default=0) + loop_state_bytes(step.node)
             scratch[step.node] = Value("room", TensorType(as_dtype("uint8"), (extra,)))
             results.append(scratch[step.node])
@@ -237,11 +259,10 @@ class ProgramEmitter:
         locations: dict[Value, Location] = {}
         for i, address in zip(region.graph.arguments, inputs, strict=True):
             locations[i.value] = address
-        read = {region.fused.stored(v) for step in region.fused.steps for v in step.inputs}
-        read.update(v for _, v in region.copied)
+        read = region.read()
         for i in region.graph.with_role("constant"):
-            if i.value in read:  # otherwise only its packed copy is used
-                locations[i.value] = Location(self.constant(i.data))
+            # Of others only packed copies are read: the address that a region gets for them has no meaning.
+            locations[i.value] = Location(self.constant(i.data) if i.value in read else ARENA)
         if region is self.top:
             bound = [i for i in self.graph.with_role("param") if i.tags.get("bound")]
             self.unread = frozenset(i.name for i in bound if i.value not in read)
