@@ -266,3 +266,75 @@ def test_rows_after_a_copy_are_refused():
     table.extend().row("sub", "{x} - {y}")
     with pytest.raises(BackendError, match="a row for 'mul' is added to the lowerings to np after"):
         table.row("mul", "{x} * {y}")
+
+
+# -- corrections ------------------------------------------------------------------------------------------------------
+def abs_(x):
+    return ops.where(ops.equal(x, 0.0), 0.0, ops.abs(x))
+
+
+def maximum(a, b):
+    return ops.where(ops.isnan(a), a, ops.maximum(a, b))
+
+
+def clip(x, low, high):
+    return x if high is None else ops.minimum(x, high)
+
+
+def take(x, indices, axis):
+    return ops.take(x, indices + ops.size_value(value=x.shape[axis]), axis=axis)
+
+
+def corrected_table():
+    result = table()
+    result.rows(
+        {"abs": "np.abs({x})", "equal": "{a} == {b}", "maximum": "np.maximum({a}, {b})", "isnan": "np.isnan({x})"}
+    )
+    result.rows({"where": "np.where({condition}, {a}, {b})", "take": "np.take({x}, {indices}, {axis})"})
+    result.row("size_value", "np.int32({value})")
+    result.correct(abs_, maximum, clip, take)
+    return result
+
+
+def test_a_correction_is_one_function_in_which_its_operation_means_the_row_below():
+    b = Builder()
+    with b:
+        x, z = b.input("x", (2,)), b.input("z", (3, 4))
+        graph = b.build({"x": ops.abs(x), "z": ops.abs(z), "m": ops.maximum(x, 0.0)})
+    text = source(graph, corrected_table())
+    assert text.count("def corrected_abs(x):") == 1  # for both shapes
+    assert text.count("np.abs(") == 1 and text.count("corrected_abs(") == 3
+    assert "np.maximum(a, 0.0)" in text  # a number stays one
+    arrays = {"x": np.array([-0.0, -2.0], np.float32), "z": np.ones((3, 4), np.float32)}
+    results = Source(text).function()({}, arrays)
+    assert not np.signbit(results["x"]).any()
+    np.testing.assert_array_equal(results["m"], [0, 0])
+
+
+def test_a_correction_that_returns_its_argument_is_copied_as_a_result():
+    b = Builder()
+    with b:
+        graph = b.build({"y": ops.clip(b.input("x", (2,)), None, None)})
+    numpy_table = corrected_table()
+    numpy_table.copy = "np.array({x})"
+    x = np.ones(2, np.float32)
+    assert not np.shares_memory(Source(source(graph, numpy_table)).function()({}, {"x": x})["y"], x)
+
+
+def test_corrections_read_sizes_of_the_function():
+    b = Builder()
+    with b:
+        graph = b.build({"y": ops.take(b.input("x", (Dim("B"),)), b.input("k", (1,), "int32"), axis=0)})
+    text = source(graph, corrected_table())
+    arrays = {"x": np.arange(5, dtype=np.float32), "k": np.array([-2], np.int32)}
+    assert Source(text).function()({}, arrays)["y"] == [3]
+    assert "    def corrected_take(x_1, indices):" in text
+
+
+def test_a_later_row_replaces_a_correction():
+    numpy_table = corrected_table()
+    numpy_table.row("abs", "np.fabs({x})")
+    b = Builder()
+    with b:
+        graph = b.build({"y": ops.abs(b.input("x", (2,)))})
+    assert "np.fabs(x)" in source(graph, numpy_table)

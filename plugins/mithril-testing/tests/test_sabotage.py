@@ -14,6 +14,7 @@ from mithril.graph.dtypes import dtype as as_dtype
 from mithril.graph.errors import MithrilError
 from mithril_testing import BackendConformance
 from mithril_testing.cases import backend_cases
+from mithril_testing.time_limit import limited
 
 
 def table(**rows):
@@ -71,6 +72,25 @@ def test_an_honest_backend_passes():
     cls().test_special_values(mithril.ops.tanh)
     cls().test_broadcast_and_strides(mithril.ops.tanh)
     cls().test_array_helpers()
+
+
+def test_a_case_without_end_fails():
+    with pytest.raises(Failed) as failure, limited(0.05):
+        while True:
+            pass
+    assert str(failure.value) == (
+        "the case took more than 0.05 seconds of the processor: find what the engine computes or compiles for so long, "
+        "or set case_seconds of the class"
+    )
+
+
+def test_dtypes_of_arrays_that_mithril_does_not_know_are_found():
+    class Renamed(np.ndarray):
+        dtype = "float of another library"
+
+    cls = kit(array=lambda self, data, dtype=None: np.asarray(data, self.dtype.numpy).view(Renamed))
+    with pytest.raises(MithrilError, match="unknown dtype 'float of another library'"):
+        cls().test_array_helpers()
 
 
 def test_a_wrong_function_is_found():

@@ -11,7 +11,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.backend import memory_plan
-from mithril.backend.arrays import EncodedWeight, to_numpy
+from mithril.backend.arrays import EncodedWeight, as_numpy, is_plain, to_numpy
 from mithril.backend.build_options import BuildOptions
 from mithril.backend.capabilities import Capabilities
 from mithril.backend.checked_calls import CheckedType
@@ -31,6 +31,7 @@ from mithril.graph import (
     is_view,
     iterate,
     parse,
+    recognize,
     sample_nodes,
     unknown,
 )
@@ -115,6 +116,7 @@ class Backend(metaclass=CheckedType):
         if not self.dtype.is_float:
             raise OptionError(f"dtype={self.dtype} is not a floating point dtype, as parameters require")
         self.require(self.dtype)
+        recognize({self.native_dtype(d): d for d in self.dtypes})
         self._seed = 0
         self._drawn = 0
 
@@ -325,15 +327,18 @@ class Backend(metaclass=CheckedType):
         return dtype.numpy
 
     def array(self, data: Any, dtype: Any = None) -> Any:
-        """Convert anything array-like to an array on the device. Python floats become ``self.dtype``."""
-        raise BackendError(f"backend '{self.name}' does not implement array()")
+        """Convert anything array-like to an array on the device. Python floats become ``self.dtype``.
+
+        This method and the next ones are those of backends whose arrays are NumPy's.
+        """
+        return np.array(as_numpy(data, self.dtype), None if dtype is None else as_dtype(dtype).numpy)
 
     def copied(self, array: Any) -> Any:
         """Return a copy of an array of this backend, with memory of its own."""
         return self.array(self.to_numpy(array))
 
     def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
-        raise BackendError(f"backend '{self.name}' does not implement to_numpy()")
+        return np.asarray(array)
 
     def to_main_memory(self, array: Any) -> np.ndarray[Any, Any] | None:
         """Return an array of any framework as a NumPy array, or None if that needs a transfer from a device."""
@@ -349,7 +354,7 @@ class Backend(metaclass=CheckedType):
         """Join the processes of the backend's mesh, if it has one; some frameworks have to start them."""
 
     def is_array(self, x: Any) -> bool:
-        raise BackendError(f"backend '{self.name}' does not implement is_array()")
+        return is_plain(x) or isinstance(x, np.generic)
 
     def synchronize(self, value: Any = None) -> None:
         """Wait until pending computations have finished."""

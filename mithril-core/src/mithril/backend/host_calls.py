@@ -14,14 +14,21 @@ Types = Sequence[tuple[Any, tuple[int, ...]]]  # framework dtype and shape of ea
 Array = np.ndarray[Any, Any]
 
 
-def reference_call(op: str, where: str, **attributes: Any) -> Callable[..., tuple[Array, ...]]:
-    """Return the reference of an operation as a function of NumPy arrays. Generated programs call it by this name."""
+def reference_call(
+    op: str, where: str, absent: Sequence[int] = (), **attributes: Any
+) -> Callable[..., tuple[Array, ...]]:
+    """Return the reference of an operation as a function of NumPy arrays. Generated programs call it by this name.
+
+    ``absent`` are the positions of operands that are not passed.
+    """
     implementation = operation(op)
 
-    def call(*operands: Any) -> tuple[Array, ...]:
-        arrays = [None if x is None else np.asarray(x) for x in operands]
+    def call(*present: Any) -> tuple[Array, ...]:
+        operands = [None if x is None else np.asarray(x) for x in present]
+        for k in absent:
+            operands.insert(k, None)
         try:
-            results = implementation.evaluate(arrays, attributes)
+            results = implementation.evaluate(operands, attributes)
         except MithrilError as error:
             raise error.with_facts(f"in {where}" if where else "") from None
         return results if isinstance(results, tuple) else (results,)

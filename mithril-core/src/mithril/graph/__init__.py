@@ -46,8 +46,8 @@ HOMES = {
     ),
     "dtypes": (
         *("ALL", "DEFAULT_FLOAT", "DType", "bfloat16", "bool_", "dtype", "float16", "float32"),
-        *("float64", "int16", "int32", "int64", "int8", "promote", "promote_scalar", "uint16"),
-        *("uint32", "uint64", "uint8"),
+        *("float64", "int16", "int32", "int64", "int8", "promote", "promote_scalar", "recognize"),
+        *("uint16", "uint32", "uint64", "uint8"),
     ),
     "editor": ("Editor",),
     "errors": (

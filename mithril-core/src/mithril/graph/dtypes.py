@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -106,6 +107,11 @@ def dtype(like: Any) -> DType:
         return _lookup(like)
     except TypeError:  # unhashable, so it cannot be a dtype
         raise _unknown_dtype(like) from None
+
+
+def recognize(names: Mapping[Any, DType]) -> None:
+    """Let ``dtype`` accept the dtype objects of a framework, whose names are not those of NumPy."""
+    _BY_PYTHON.update(names)
 
 
 @lru_cache(maxsize=256)

@@ -13,9 +13,7 @@ def on_host(function, types, *arrays):
     """Call a function of NumPy arrays and return its results."""
     host_arrays = []
     for x in arrays:
-        if x is None:
-            host_arrays.append(None)
-        elif x.dtype == mx.bfloat16:
+        if x.dtype == mx.bfloat16:
             host_arrays.append(numpy.asarray(x.view(mx.uint16)).view(ml_dtypes.bfloat16))
         else:
             host_arrays.append(numpy.asarray(x))

@@ -16,14 +16,12 @@ from mithril.backend import (
     Forward,
     Lowerings,
     SourceBackend,
-    as_numpy,
     columns,
-    is_plain,
     nbytes,
     numpy_threads,
     openblas,
 )
-from mithril.graph import Graph, Node, dtype as as_dtype
+from mithril.graph import Graph, Node
 from mithril.ops import conv, conv_input_grad
 from mithril_numpy.diagnosis import facts
 from mithril_numpy.lowering import table
@@ -83,12 +81,3 @@ class NumpyBackend(SourceBackend):
     def diagnose(cls) -> dict[str, str]:
         """Return facts for ``mithril doctor``."""
         return facts()
-
-    def array(self, data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
-        return np.array(as_numpy(data, self.dtype), None if dtype is None else as_dtype(dtype).numpy)
-
-    def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
-        return np.asarray(array)
-
-    def is_array(self, x: Any) -> bool:
-        return is_plain(x) or isinstance(x, np.generic)

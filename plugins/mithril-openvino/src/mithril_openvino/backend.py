@@ -10,10 +10,10 @@ import numpy as np
 import openvino
 import openvino.opset15 as ov
 
-from mithril.backend import BuildOptions, Capabilities, Forward, Lowerings, ProgramBySizes, SourceBackend, as_numpy
-from mithril.graph import DType, Graph, bool_, dtype as as_dtype, float32, int32
-from mithril_openvino.lowering import DIFFERENT, native, table
-from mithril_openvino.nodes import result_of
+from mithril.backend import BuildOptions, Capabilities, Forward, Lowerings, ProgramBySizes, SourceBackend, corrections
+from mithril.graph import DType, Graph, bool_, float32, int32
+from mithril_openvino.lowering import native, table
+from mithril_openvino.nodes import dtype_of, shape_of
 
 
 class OpenVINOBackend(SourceBackend):
@@ -22,21 +22,11 @@ class OpenVINOBackend(SourceBackend):
     name = "openvino"
     dtypes: ClassVar[frozenset[DType]] = frozenset({bool_, float32, int32})  # the CPU computes others as one of these
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": native}
-    differences: ClassVar[Mapping[str, str]] = DIFFERENT
+    differences: ClassVar[Mapping[str, str]] = corrections.NAN_IGNORED
 
     @property
     def capabilities(self) -> Capabilities:
         return replace(super().capabilities, recompiles=True, threads=True)
-
-    def array(self, data: Any, dtype: Any = None) -> Any:
-        array = as_numpy(data, self.dtype)
-        return np.array(array, None if dtype is None else as_dtype(dtype).numpy)
-
-    def to_numpy(self, array: Any) -> np.ndarray[Any, Any]:
-        return np.asarray(array)
-
-    def is_array(self, x: Any) -> bool:
-        return isinstance(x, np.ndarray | np.generic)
 
     def finish(self, forward: Forward, graph: Graph, options: BuildOptions) -> Forward:
         return Program(forward, graph, options)
@@ -51,9 +41,8 @@ class Program(ProgramBySizes):
 
     def __init__(self, forward: Forward, graph: Graph, options: BuildOptions) -> None:
         super().__init__(forward, graph)
-        self.settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}  # else bfloat16 where the CPU has it
-        if options.num_threads is not None:
-            self.settings["INFERENCE_NUM_THREADS"] = options.num_threads
+        precision = "f32"  # else bfloat16 where the CPU has it
+        self.settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": options.num_threads or 0}
 
     def array(self, x: Any, dtype: DType) -> Any:
         return np.asarray(x, dtype.numpy, "C")
@@ -68,16 +57,8 @@ class CompiledModel:
     def __init__(self, program: Program, arrays: list[Any]) -> None:
         parameters = [ov.parameter(array.shape, array.dtype) for array in arrays]
         outputs = program.results([parameter.output(0) for parameter in parameters])
-        # OpenVINO does not write a result that is a parameter
-        sources = {y: result_of(x).get_node().get_friendly_name() for y, x in outputs.items()}
-        positions = {parameter.get_friendly_name(): k for k, parameter in enumerate(parameters)}
-        self.copied = {y: positions[source] for y, source in sources.items() if source in positions}
-        self.names = list(outputs)
-        results = {y: ov.result(x) for y, x in outputs.items() if y not in self.copied}
-        self.types = {
-            y: (tuple(x.get_output_shape(0)), x.get_output_element_type(0).to_dtype()) for y, x in results.items()
-        }
-        model = openvino.Model(list(results.values()), parameters)
+        self.types = {y: (shape_of(x), dtype_of(x)) for y, x in outputs.items()}
+        model = openvino.Model([ov.result(x) for x in outputs.values()], parameters)
         try:
             compiled = openvino.Core().compile_model(model, "CPU", program.settings)
         except RuntimeError as error:
@@ -93,8 +74,7 @@ class CompiledModel:
         self._bind(self.request.set_input_tensor, arrays)
         self._bind(self.request.set_output_tensor, results.values())
         self.request.infer()
-        results.update((y, arrays[k].copy()) for y, k in self.copied.items())
-        return {y: results[y] for y in self.names}
+        return results
 
     def _bind(self, set_tensor: Callable[..., None], arrays: Iterable[Any]) -> None:
         for k, array in enumerate(arrays):

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mithril import Node
-from mithril.backend import Call, Lowerings, dtype_of, functions, operands_unchanged
-from mithril.graph import DType, Registry, bool_, float32, int32, operation_names
+from mithril.backend import NUMPY_NAMES, Call, Lowerings, corrections as c, functions, operands_unchanged
+from mithril.graph import DType, bool_, float32, int32
 from mithril_openvino import nodes
 
-table = Lowerings(
+native = Lowerings(
     "openvino",
     ["import numpy as np", "import openvino.opset15 as ov"],
     scalar="ov.constant({value}, np.{name})",
     constant="ov.constant({array})",
+    copy="nodes.copied({x})",
     numbers=False,
     module=nodes,
     host=nodes.on_host,
@@ -36,15 +37,7 @@ def is_of(*dtypes: DType) -> Callable[[Node], bool]:
     return lambda node: has_elements(node) and all(v is None or v.dtype in dtypes for v in node.operands)
 
 
-is_float, is_bool = is_of(float32), is_of(bool_)
-
-
-def is_number(node: Node) -> bool:
-    return bool_ not in (dtype_of(node), dtype_of(node, -1))
-
-
-def is_int(node: Node) -> bool:
-    return dtype_of(node) is int32
+is_float, is_int, is_number, is_bool = is_of(float32), is_of(int32), is_of(float32, int32), is_of(bool_)
 
 
 def is_sum(node: Node) -> bool:
@@ -62,90 +55,67 @@ def is_ungrouped(node: Node) -> bool:
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
-NAMES: Registry[str] = Registry(
-    "OpenVINO's names",
-    {
-        "add": "add",
-        "sub": "subtract",
-        "mul": "multiply",
-        "div": "divide",
-        "neg": "negative",
-        "pow": "power",
-        "ceil": "ceiling",
-        "isnan": "is_nan",
-        "where": "select",
-    },
-)
 LOGICAL = {f"bitwise_{name}": f"logical_{name}" for name in ("and", "or", "xor", "not")}
-UNARY = operation_names(
-    *("log", "sqrt", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh"),
-    *("atanh", "floor", "ceil", "isnan"),
-)
-EXTREMES = operation_names("maximum", "minimum")
-functions(table, "ov", UNARY, NAMES, when=is_float)
-functions(table, "ov", ["div", "pow", "equal", "not_equal", "less", "less_equal"], NAMES, when=is_float)
-functions(table, "ov", ["add", "sub", "mul", "neg", "abs", "sign"], NAMES, when=is_number)
-functions(table, "ov", LOGICAL, when=is_int)
-functions(table, "ov", LOGICAL, LOGICAL, when=is_bool)
-functions(table, "ov", ["equal", "not_equal", *LOGICAL.values()], when=is_bool)
-functions(table, "ov", ["where"], NAMES)
-table.helpers(nodes.exp_, nodes.trunc_, nodes.expm1_, nodes.log1p_, nodes.clip_, nodes.conv_, when=is_float)
-table.helpers(nodes.conv_input_grad_, nodes.conv_weight_grad_, when=is_ungrouped)
-table.helpers(nodes.cast_, nodes.reshape_, nodes.slice_, nodes.flip_)
-table.helpers(nodes.take_, when=has_elements)
-table.helpers(nodes.max_pool_, when=is_window)
-# OpenVINO 2026.4 calls nan greater than a number
-table.rows({"greater": "ov.less({b}, {a})", "greater_equal": "ov.less_equal({b}, {a})"}, when=is_float)
-table.rows(
-    {
-        "equal": "nodes.equal_ints({a}, {b})",
-        "not_equal": "ov.logical_not(nodes.equal_ints({a}, {b}))",
-        "less": "nodes.less_ints({a}, {b})",
-        "less_equal": "ov.logical_not(nodes.less_ints({b}, {a}))",
-        "greater": "nodes.less_ints({b}, {a})",
-        "greater_equal": "ov.logical_not(nodes.less_ints({a}, {b}))",
-    },
-    when=is_int,
-)
-table.rows({name: f"nodes.extreme(ov.{name}, {{a}}, {{b}})" for name in EXTREMES}, when=is_number)
+functions(native, "ov", ["exp", "log", "sqrt", "erf", "sin", "cos", "tan", "asin", "acos", "atan"], when=is_float)
+functions(native, "ov", ["sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "floor"], when=is_float)
+functions(native, "ov", ["div", "pow"], NUMPY_NAMES, when=is_float)
+functions(native, "ov", ["add", "sub", "mul", "neg", "abs", "sign", "maximum", "minimum"], NUMPY_NAMES, when=is_number)
+functions(native, "ov", ["equal", "not_equal", "less", "less_equal"], when=is_number)
+functions(native, "ov", LOGICAL, when=is_int)
+functions(native, "ov", LOGICAL, LOGICAL, when=is_bool)
+functions(native, "ov", ["equal", "not_equal", *LOGICAL.values()], when=is_bool)
+native.row("where", "ov.select({condition}, {a}, {b})")
+native.helpers(nodes.conv_, when=is_float)
+native.helpers(nodes.conv_input_grad_, when=is_ungrouped)
+native.helpers(nodes.reshape_, nodes.slice_, view=True)
+native.row("isnan", "ov.not_equal({x}, {x})", when=is_float)  # which the CPU joins with its neighbors, unlike is_nan
+native.row("cast", "ov.convert({x}, {dtype})")
+native.row("take", "ov.gather({x}, {indices}, nodes.ints({axis}))", when=has_elements)
 
 REDUCED = "ov.reduce_{}({{x}}, nodes.ints({{axis}}), {{keepdims}})"
-REDUCTIONS = {name: REDUCED.format(name) for name in operation_names("sum", "mean", "prod", "max", "min")}
-WITH_NAN = {name: f"nodes.with_nan({REDUCTIONS[name]}, {{x}}, {{axis}}, {{keepdims}})" for name in ("max", "min")}
-table.rows(REDUCTIONS | WITH_NAN, when=is_sum)
-table.rows({"any": REDUCED.format("logical_or"), "all": REDUCED.format("logical_and")}, when=is_bool)
-table.row("cumsum", "ov.cum_sum({x}, nodes.ints({axis}), {exclusive}, {reverse})", when=is_float)
+native.rows({name: REDUCED.format(name) for name in ("sum", "mean", "prod", "max", "min")}, when=is_sum)
+native.rows({"any": REDUCED.format("logical_or"), "all": REDUCED.format("logical_and")}, when=is_bool)
+native.row("cumsum", "ov.cum_sum({x}, nodes.ints({axis}), {exclusive}, {reverse})", when=is_float)
 
-table.row("round", 'ov.round({x}, "half_to_even")', when=is_float)
-table.row("matmul", "ov.matmul({a}, {b}, False, False)", when=is_float)
-table.row("concat", "ov.concat([{xs}], {axis})")
-table.row("transpose", "ov.transpose({x}, nodes.ints({perm}))")
-table.row("broadcast_to", "ov.broadcast({x}, nodes.ints({shape}))", when=has_axes)
-table.row("full", "ov.constant(np.full({shape}, {value}, {dtype}))")
-table.row("iota", "ov.constant(np.indices({shape})[{axis}].astype({dtype}))")
-table.row("size_value", "ov.constant({value}, {dtype})")
-table.function("barrier", view=True)(operands_unchanged)
-SIDES = "*nodes.sides({padding})"
-table.row("avg_pool", f"ov.avg_pool({{x}}, {{stride}}, {SIDES}, {{kernel}}, not {{count_include_pad}})", when=is_window)
-table.row(
+native.rows({"ceil": "ov.ceiling({x})", "round": 'ov.round({x}, "half_to_even")'}, when=is_float)
+native.row("matmul", "ov.matmul({a}, {b}, False, False)", when=is_float)
+native.row("concat", "ov.concat([{xs}], {axis})")
+native.row("transpose", "ov.transpose({x}, nodes.ints({perm}))")
+native.row("broadcast_to", "ov.broadcast({x}, nodes.ints({shape}))", when=has_axes)
+native.row("full", "ov.constant(np.full({shape}, {value}, {dtype}))")
+native.row("iota", "ov.constant(np.indices({shape})[{axis}].astype({dtype}))")
+native.row("size_value", "ov.constant({value}, {dtype})")
+native.function("barrier", view=True)(operands_unchanged)
+windows = {
+    "max_pool": "ov.max_pool({x}, {stride}, {dilation}, *nodes.sides({padding}), {kernel}).output(0)",
+    "avg_pool": "ov.avg_pool({x}, {stride}, *nodes.sides({padding}), {kernel}, not {count_include_pad})",
+}
+native.rows(windows, when=is_window)
+native.row(
     "pad",
     'ov.pad({x}, *map(nodes.ints, nodes.sides({widths})), "constant", ov.constant({value}, {dtype}))',
     when=lambda node: has_axes(node) and node.attributes["mode"] == "constant",
 )
 
 
-@table.function("if", "while", "scan")
-def _control_flow(call: Call) -> str:
+@native.function("if", "while", "scan")
+def _control_flow(call: Call) -> None:
     """Pass the functions of the regions, a list of the operands, and the attributes by name."""
     regions = ", ".join(call.region(k) for k in range(len(call.node.regions)))
     attributes = "".join(f", {name}={call.literal(value)}" for name, value in call.attributes.items())
-    return f"nodes.{call.node.op.name}_({regions}, [{', '.join(map(str, call.operands))}]{attributes})"
+    arguments = f"{regions}, [{', '.join(map(str, call.operands))}]{attributes}"
+    call.line(f"({', '.join(call.results)},) = nodes.{call.node.op.name}_({arguments})")
 
 
-native = table.extend()
-DIFFERENT: Registry[str] = Registry(
-    "native semantics", dict.fromkeys(("max", "min", "maximum", "minimum", "max_pool"), "nan may be ignored")
-)
-native.rows({name: REDUCTIONS[name] for name in WITH_NAN}, when=is_sum)
-functions(native, "ov", EXTREMES, when=is_number)
-native.row("max_pool", f"ov.max_pool({{x}}, {{stride}}, {{dilation}}, {SIDES}, {{kernel}}).output(0)", when=is_window)
+# OpenVINO 2026.4 calls nan greater than numbers, and exp of nan a number; it compares integers as float32
+native.rows({"greater": "ov.less({b}, {a})", "greater_equal": "ov.less_equal({b}, {a})"}, when=is_float)
+native.correct(c.expm1, c.log1p, c.exp, c.trunc, c.clip, when=is_float)
+native.correct(c.equal, c.not_equal, c.less, c.less_equal, c.greater, c.greater_equal, when=is_int)
+native.correct(c.conv_weight_grad, when=is_ungrouped)
+native.correct(c.take, when=has_elements)
+native.correct(c.cast, c.flip)
+
+table = native.extend()
+table.correct(c.maximum, c.minimum, when=is_float)
+table.correct(c.max_, c.min_, when=is_sum)
+table.correct(c.max_pool, when=is_window)

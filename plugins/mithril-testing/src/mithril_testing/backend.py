@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar
@@ -47,6 +47,7 @@ from mithril_testing.random_graphs import SMALL, WIDE, random_graph
 from mithril_testing.running import Array, Arrays, Program, backwards, every_other, not_lowered, run_by, with_params
 from mithril_testing.sample_arrays import make_array
 from mithril_testing.selection import begin, core_operations, record, record_excluded, record_way, selected
+from mithril_testing.time_limit import limited
 
 ROUNDING = 4e-6  # of a value about 1 that cancels, such as a saturated sigmoid in its gradient
 
@@ -78,6 +79,8 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     For partial engines: ``host = True`` accepts the references that the backend runs, and records, as fallbacks.
     ``complete = False`` selects the primitives that the backend lowers and the composites whose bodies it covers. With
     it, or with ``ops``, calls that the condition of a lowering excludes are skipped, and counted at the end.
+
+    A case that takes more than ``case_seconds`` of the processor fails, so that every run ends.
     """
 
     backend: ClassVar[str | Backend | type[Backend]] = ""
@@ -89,6 +92,13 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     jit: ClassVar[bool | None] = False
     distribution: ClassVar[str] = ""  # of the plugin, where it is not 'mithril-<backend>'
     joins: ClassVar[bool] = False  # whether the samples of an operation are one program, which compiles in less time
+
+    case_seconds: ClassVar[float] = 300.0
+
+    @pytest.fixture(autouse=True)
+    def _limited(self) -> Iterator[None]:
+        with limited(self.case_seconds):
+            yield
 
     # -- what the classes give the tests ------------------------------------------------------------------------------
     _backends: ClassVar[dict[type, Backend]] = {}

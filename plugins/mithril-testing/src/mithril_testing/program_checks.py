@@ -188,6 +188,9 @@ class ProgramChecks:
             (b.array([1, 2], "int8"), np.array([1, 2], np.int8)),
         ):
             assert b.is_array(array), f"a {type(array).__name__} is no array of the backend"
+            assert as_dtype(array.dtype) is as_dtype(expected.dtype), (
+                f"native_dtype returns another object than {array.dtype!r}, the dtype of an array of {expected.dtype}"
+            )
             actual = b.to_numpy(array)
             assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), (
                 f"{actual!r}, expected {expected!r}"

@@ -9,10 +9,19 @@ from typing import Any, ClassVar
 import numpy as np
 from tinygrad import Context, Tensor, TinyJit, dtypes
 
-from mithril.backend import BuildOptions, Capabilities, Forward, Lowerings, ProgramBySizes, SourceBackend, as_numpy
+from mithril.backend import (
+    BuildOptions,
+    Capabilities,
+    Forward,
+    Lowerings,
+    ProgramBySizes,
+    SourceBackend,
+    as_numpy,
+    corrections,
+)
 from mithril.graph import DType, Graph, dtype as as_dtype, iterate
 from mithril_tinygrad.arrays import clang, copied, empty, in_buffer, of_numpy
-from mithril_tinygrad.lowering import DIFFERENT, DTYPES, EAGER, native, table
+from mithril_tinygrad.lowering import DTYPES, EAGER, native, table
 
 
 class TinygradBackend(SourceBackend):
@@ -21,7 +30,7 @@ class TinygradBackend(SourceBackend):
     name = "tinygrad"
     dtypes: ClassVar[frozenset[DType]] = DTYPES
     tables: ClassVar[Mapping[str, Lowerings]] = {"portable": table, "native": native}
-    differences: ClassVar[Mapping[str, str]] = DIFFERENT
+    differences: ClassVar[Mapping[str, str]] = corrections.NAN_IGNORED
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

@@ -17,13 +17,11 @@ def on_host(function, types, *arrays):
     """Call a function of NumPy arrays; return its results on the device of the first operand."""
     host_arrays = []
     for x in arrays:
-        if x is None:
-            host_arrays.append(None)
-        elif x.dtype == torch.bfloat16:
+        if x.dtype == torch.bfloat16:
             host_arrays.append(x.detach().cpu().contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
         else:
             host_arrays.append(x.detach().cpu().numpy())
-    device = next((x.device for x in arrays if x is not None), None)
+    device = next((x.device for x in arrays), None)
     results = []
     for result, (dtype, shape) in zip(function(*host_arrays), types):
         array = numpy.array(result, order="C")

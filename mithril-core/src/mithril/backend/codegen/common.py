@@ -110,6 +110,11 @@ def dtype_of(node: Node, k: int = 0) -> Any:
     return operand.dtype
 
 
+def is_float(node: Node) -> bool:
+    """Whether the first operand of a node has a floating point dtype; a condition of rows."""
+    return bool(dtype_of(node).is_float)
+
+
 def is_integer(node: Node) -> bool:
     """Whether the first operand of a node has an integer dtype; a condition of rows."""
     return bool(dtype_of(node).is_integer)

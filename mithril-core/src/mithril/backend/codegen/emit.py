@@ -7,6 +7,7 @@ import builtins
 import keyword
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, count
 from string import Formatter
 from typing import Any, cast
 
@@ -16,7 +17,20 @@ from mithril.backend.codegen.call import Call
 from mithril.backend.codegen.host_rows import CALLED, plugin_expression, reference_expression
 from mithril.backend.codegen.lowering_table import LoweringRule, Lowerings
 from mithril.backend.codegen.source import CLOSING, SIGNATURE
-from mithril.graph import Dim, Graph, Node, Symbol, UnsupportedError, Value, dtype as as_dtype, quoted, symbols, visible
+from mithril.graph import (
+    Dim,
+    Graph,
+    Node,
+    Symbol,
+    UnsupportedError,
+    Value,
+    dtype as as_dtype,
+    quoted,
+    symbols,
+    trace,
+    types_of,
+    visible,
+)
 from mithril.ops import if_op
 
 _BAD = re.compile(r"[^0-9A-Za-z_]+")
@@ -125,7 +139,8 @@ class Module:
 
     def __init__(self, table: Lowerings) -> None:
         self.table = table
-        self.names = NameAllocator({*table.reserved, *CALLED, "_array", "_arrays", "base64", "numpy"})
+        self.reserved = {*table.reserved, *CALLED, "_array", "_arrays", "base64", "numpy"}
+        self.names = NameAllocator(self.reserved)
         self.imports = [*table.imports]
         self.arrays: dict[str, np.ndarray[Any, Any]] = {}
         self.helpers: dict[str, str] = {}
@@ -161,6 +176,14 @@ class Module:
             self.imports.append(f"from {module} import {root} as {alias}")
             self._names[path] = f"{alias}.{rest}" if rest else alias
         return self._names[path]
+
+    def function(self, wish: str, lines: Sequence[str]) -> str:
+        """Add a function named ``wish`` once, and return its name; other lines get another one."""
+        names = chain([wish], (f"{wish}_{k}" for k in count(1)))
+        texts = ((name, "\n".join(lines).replace(wish, name, 1)) for name in names)
+        name = next(name for name, text in texts if self.helpers.setdefault(name, text) == text)
+        self.names.used.add(name)
+        return name
 
     def another(self, helper: str, names: NameAllocator) -> str:
         """Return a second name for a helper whose name is shadowed by a local variable."""
@@ -202,6 +225,7 @@ class FunctionEmitter:
         self.lines: list[str] = []
         self.text: dict[Value, str] = {}
         self.scalars: dict[Value, Node] = {}
+        self.corrections: tuple[LoweringRule, ...] = () if outer is None else outer.corrections  # being emitted
         self.symbols: dict[str, Symbol] = {} if outer is None else outer.symbols
         self.sizes: dict[str, str] = {} if outer is None else outer.sizes  # symbol -> name in the text
         for symbol in symbols(*(d for i in graph.inputs for d in i.type.shape)):
@@ -265,21 +289,24 @@ class FunctionEmitter:
             for i, v in zip(graph.arguments, call_arguments)
             if self._is_last_use(v) and call_arguments.count(v) == 1
         }
-        arguments = []
-        for i in graph.inputs:
-            if i.data is not None:
-                inner.text[i.value] = self.module.constant(i.data, i.name)
-            else:
-                inner.text[i.value] = self.names.fresh(i.name)
-                arguments.append(inner.text[i.value])
-        inner._nodes()
+        self.lines += inner.definition(name)
         self.region_memory[graph] = [inner.bases.get(out, {out}) for out in graph.outputs]
-        results = ", ".join(inner.expression(v) for v in graph.outputs)
-        comma = "," if len(graph.outputs) == 1 else ""
-        self.lines.append(f"def {name}({', '.join(arguments)}):")
-        self.lines += ["    " + line for line in inner.lines]
-        self.lines.append(f"    return ({results}{comma})")
         return name
+
+    def definition(self, name: str) -> list[str]:
+        """Return the lines of a function from the graph's inputs to a tuple of its outputs."""
+        arguments = []
+        for i in self.graph.inputs:
+            if i.data is not None:
+                self.text[i.value] = self.module.constant(i.data, i.name)
+            else:
+                self.text[i.value] = self.names.fresh(i.name)
+                arguments.append(self.text[i.value])
+        self._nodes()
+        results = ", ".join(self.expression(v) for v in self.graph.outputs)
+        comma = "," if len(self.graph.outputs) == 1 else ""
+        lines = [*self.lines, f"return ({results}{comma})"]
+        return [f"def {name}({', '.join(arguments)}):", *("    " + line for line in lines)]
 
     def _size_lines(self) -> list[str]:
         """Return ``B = x.shape[0]`` for every symbol that the body uses."""
@@ -316,7 +343,7 @@ class FunctionEmitter:
 
     def _node(self, node: Node) -> None:
         """Emit one operation."""
-        row = self.table.find(node)
+        row = self.table.find(node, self.corrections)
         if row is None and self.table.falls_back(node):
             row = FALLBACK
         if row is None:
@@ -340,6 +367,8 @@ class FunctionEmitter:
             expression = self.fill_template(row.out.replace("{out}", self.text[donor]), call)
         elif row.template is not None:
             expression = self.fill_template(row.template, call)
+        elif row.correction is not None:
+            expression = self._corrected(row, row.correction, node)
         else:
             assert row.function is not None
             expression = row.function(call)
@@ -348,6 +377,29 @@ class FunctionEmitter:
         for value, name in zip(node.results, results, strict=True):
             self.text[value] = name
         self._ownership(node, row)
+
+    def _corrected(self, row: LoweringRule, correction: Callable[..., Any], node: Node) -> str:
+        """Emit the function of a correction, for the operands that are not numbers, and return its call."""
+        numbers = {v: n.attributes["value"] for v, n in self.scalars.items() if node.op.elementwise}
+        arrays = [v for v in node.operands if v not in numbers] or list(node.operands)
+
+        def function(*values: Value) -> Any:
+            by_operand = numbers | dict(zip(arrays, values, strict=True))
+            return correction(*(by_operand[v] for v in node.operands), **node.attributes)
+
+        names = [name for name, v in zip(node.op.operands, node.operands, strict=True) if v in arrays]
+        graph = trace(function, types_of(arrays), names)
+        wish, corrections = f"corrected_{node.op.name}", (*self.corrections, row)
+        inner = FunctionEmitter(graph, self.table, self.module)
+        inner.names, inner.corrections = NameAllocator(self.module.reserved), corrections
+        lines = inner.definition(wish)
+        if inner.symbols:  # variables of this function
+            self.corrections = corrections
+            name = self.region(graph, wish)
+            self.corrections = corrections[:-1]
+        else:
+            name = self.module.function(wish, lines)
+        return f"{name}({', '.join(map(self.array, arrays))})[0]"
 
     def convert_constant(self, v: Value | None, helper: Callable[..., Any], arguments: Sequence[str]) -> None:
         constants, name = self.module.constants, self.text[cast("Value", v)]

@@ -48,8 +48,10 @@ def reference_expression(call: Call, writer: FunctionEmitter) -> str:
     node = call.node
     writer.module.add_import(IMPORT + "reference_call")
     attributes = [f"{name}={writer.literal(value, plain=True)}" for name, value in node.attributes.items()]
-    function = f"reference_call({', '.join([quoted(node.op.name), quoted(str(node.origin)), *attributes])})"
-    operands = [writer.array(v) for v in node.operands]
+    absent = tuple(k for k, v in enumerate(node.operands) if v is None)
+    positions = [f"absent={absent}"] if absent else []
+    function = f"reference_call({', '.join([quoted(node.op.name), quoted(str(node.origin)), *positions, *attributes])})"
+    operands = [writer.array(v) for v in node.operands if v is not None]
     text = f"{writer.helper(host)}({', '.join([function, _types(call), *operands])})"
     return text if len(node.results) > 1 else f"{text}[0]"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from types import MappingProxyType, ModuleType
@@ -31,6 +31,7 @@ class LoweringRule:
     out: str | None = None  # template that writes into {out}
     view: bool = False  # the result may alias an operand
     plugin: PluginLowering | None = None  # lowering of a plugin, instead of template and function
+    correction: Callable[..., Any] | None = None  # function in operations, instead of template and function
 
 
 class Lowerings:
@@ -124,13 +125,22 @@ class Lowerings:
 
         self.function(op or function.__name__.removesuffix("_"), when=when, view=view)(call_it)
 
-    def helpers(self, *functions: Callable[..., Any], when: When | None = None) -> None:
+    def helpers(self, *functions: Callable[..., Any], when: When | None = None, view: bool = False) -> None:
         """Lower several operations by functions of the same names."""
         for function in functions:
-            self.helper(function, when=when)
+            self.helper(function, when=when, view=view)
+
+    def correct(self, *functions: Callable[..., Any], when: When | None = None) -> None:
+        """Lower the operations of these names by functions of values, in terms of operations.
+
+        In such a function, the operation of its name means the rows that the table has without it.
+        """
+        for function in functions:
+            row = LoweringRule(None, None, when, view=True, correction=function)  # which may return its argument
+            self._add(function.__name__.removesuffix("_"), row)
 
     def _add(self, op: Op | str, row: LoweringRule) -> None:
-        """Add a row. Conditional rows are tried first, the latest first; an unconditional one replaces the previous."""
+        """Add a row. Those with a condition and corrections are tried first, the latest first; others replace them."""
         op = operation_name(op)
         if self._is_copied:
             raise BackendError(
@@ -138,7 +148,7 @@ class Lowerings:
                 hint="import the module of the row before the module that extends the table",
             )
         existing = self._rows.get(op, ())
-        if row.when is not None:
+        if row.when is not None or row.correction is not None:
             self._rows[op] = (row, *existing)
         else:
             self._rows[op] = (*(r for r in existing if r.when is not None), row)
@@ -174,10 +184,10 @@ class Lowerings:
         return frozenset(word for line in self.imports for word in line.replace(",", " ").split())
 
     # -- reading -----------------------------------------------------------------------------------------------------
-    def find(self, node: Node) -> LoweringRule | None:
-        """Return the row that lowers a node, or None."""
+    def find(self, node: Node, without: Collection[LoweringRule] = ()) -> LoweringRule | None:
+        """Return the row that lowers a node, or None; ``without`` are corrections that use it."""
         for row in self._rows.get(node.op.name, ()):
-            if row.when is None or row.when(node):
+            if row not in without and (row.when is None or row.when(node)):
                 return row
         return None
 
