@@ -98,8 +98,8 @@ def minimum(a, b):
 
 def clip(x, low, high):
     if x.dtype.is_integer:
-        least, largest = x.dtype.limits
-        low, high = (None if n is None else min(max(int(n), least), largest) for n in (low, high))
+        lowest, highest = x.dtype.limits
+        low, high = (None if n is None else min(max(int(n), lowest), highest) for n in (low, high))
     y = x if low is None else ops.where(ops.less(x, low), low, x)
     return y if high is None else ops.where(ops.less(high, y), high, y)
 
