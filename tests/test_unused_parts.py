@@ -60,6 +60,69 @@ def test_inputs_and_parameters_are_optional(backend: str) -> None:
     assert list(gradients) == list(params)
 
 
+class Heads(Layer):
+    """Two results: one of a linear layer, the other within a branch, a bounded loop and a scan."""
+
+    outputs = ("y", "z")
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.head, self.other = Linear(4), Linear(4)
+
+    def build(self, x, extra):
+        h = self.head(x)
+        if self.kind == "branch":
+            test = ops.sum(h) > 0.0
+            return ops.cond(test, lambda a, b: (a * 2.0, self.other(b)), lambda a, b: (a, b), h, extra)
+        if self.kind == "loop":
+            return ops.while_loop(
+                lambda s: ops.sum(s[0]) < 100.0,
+                lambda s: (s[0] * s[0] + 1.0, self.other(s[1])),
+                (h, extra),
+                max_trips=5,
+            )
+        steps = ops.scan(lambda c, v: ((c[0] + v[0], self.other(c[1])), v[1]), (h[0], extra[0]), (h, extra))
+        return steps[0][0], steps[1]
+
+
+@pytest.mark.parametrize("kind", ["branch", "loop", "scan"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_of_control_flow(backend: str, kind: str) -> None:
+    model, shapes = Heads(kind), {"x": [3, 4], "extra": [3, 4]}
+    x, cotangent = A[:3, :4], np.ones((4,) if kind == "scan" else (3, 4), np.float32)
+    uncut = ml.compile(model, backend, shapes=shapes)
+    cut = ml.compile(model, backend, shapes=shapes, outputs=["y"])
+    every, params = uncut.randomize_params(), cut.randomize_params()
+    assert list(params) == ["head.weight", "head.bias"]
+    passed = {"x": x, "extra": x}
+    zero = {"z": np.zeros(np.shape(uncut.evaluate(every, passed)["z"]), np.float32)}
+    expected, gradients = uncut.evaluate(every, passed, {"y": cotangent, **zero})
+    to_numpy = uncut.backend.to_numpy
+    for inputs in ({"x": x}, passed):
+        result, actual = cut.evaluate(params, inputs, {"y": cotangent})
+        np.testing.assert_allclose(to_numpy(result["y"]), to_numpy(expected["y"]), rtol=1e-5)
+        for name in params:
+            np.testing.assert_allclose(to_numpy(actual[name]), to_numpy(gradients[name]), rtol=1e-4, atol=1e-4)
+    assert "these inputs are optional: no output depends on them: 'extra'" in messages(cut)
+
+
+@pytest.mark.parametrize("rows", [3, "B"])
+def test_inputs_that_only_unselected_results_read(rows) -> None:
+    cut = ml.compile(Heads("branch"), "numpy", shapes={"x": [rows, 4], "extra": [rows, 4]}, outputs=["y"])
+    params = cut.randomize_params()
+    assert cut.evaluate(params, {"x": A[:3, :4]})["y"].shape == (3, 4)
+    for inputs, wrong in (
+        ({"extra": A[:3, :4]}, "missing: 'x'"),
+        ({"x": A[:3, :4], "eztra": A[:3, :4]}, "missing: 'extra' (similar: 'eztra')"),
+    ):
+        with pytest.raises(ml.InputError) as caught:
+            cut.evaluate(params, inputs)
+        assert wrong in str(caught.value)
+    of_any_rank = ml.compile(Heads("branch"), "numpy", shapes={"x": [rows, 4]}, outputs=["y"])
+    with pytest.raises(ml.InputError, match="missing: 'extra'"):
+        of_any_rank.evaluate(params, {"x": A[:3, :4]})
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_rest_of_a_network_after_a_cut(backend: str) -> None:
     model = Model()

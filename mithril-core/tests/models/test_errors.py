@@ -309,3 +309,26 @@ def test_layers_of_a_sequence_have_their_names():
     assert net.find("head") == {"head": head}
     with pytest.raises(ModelError, match="two layers are named 'head'"):
         Sequential(head, Linear(3, name="head"))
+
+
+def test_a_class_of_models_has_no_build():
+    with pytest.raises(ModelError) as caught:
+
+        class Network(Model):
+            def forward(self, x):
+                return x
+
+    assert str(caught.value) == (
+        "class Network has a method 'forward', which models do not call: they are made of layers\n"
+        "hint: class Network(Layer) with build(self, x) computes with operations and layers"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("forward", "rename its method 'forward' to build"), ("compute", "define build(self, ...)")]
+)
+def test_a_layer_without_build(name, hint):
+    layer = type("Network", (Layer,), {name: lambda self, x: x})()
+    with pytest.raises(ModelError) as caught:
+        layer(np.ones(3, np.float32))
+    assert f"Network has no build method\nhint: {hint}" in str(caught.value)

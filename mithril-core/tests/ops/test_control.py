@@ -181,6 +181,41 @@ def test_states_that_change_their_type(cond, body, error, text):
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda x: ops.while_loop(lambda a, b: a < 3, lambda a, b: (a, b), (0, x)),
+            """the condition of a control flow operation does not fit: missing a required argument: 'b'
+  its parameters: (a, b)
+  it receives: a tuple of 2
+hint: a tuple is one argument: unpack it in the function""",
+        ),
+        (
+            lambda x: ops.cond(True, lambda: 1.0, lambda v: v, x),
+            """the then of a control flow operation does not fit: too many positional arguments
+  its parameters: ()
+  it receives: one value""",
+        ),
+        (
+            lambda x: ops.scan(lambda c: (c, None), x, x),
+            """the body of a control flow operation does not fit: too many positional arguments
+  its parameters: (c)
+  it receives: one value, one value""",
+        ),
+        (
+            lambda x: ops.while_loop(lambda a: a < 3, lambda a: a, 0, x),
+            """max_trips of 'while' is a number of steps, got Value
+hint: several states are a tuple: while_loop(cond, body, (x, y))""",
+        ),
+    ],
+)
+def test_functions_that_do_not_fit(call, text):
+    with Builder() as b, pytest.raises(OperationError) as caught:
+        call(b.input("x", (3,)))
+    assert str(caught.value) == text
+
+
 def test_while_takes_no_negative_bound():
     with Builder(), pytest.raises(OperationError, match="requires max_trips of at least 0, got -1"):
         ops.while_loop(lambda i: i < 3, lambda i: i + 1, 0, max_trips=-1)

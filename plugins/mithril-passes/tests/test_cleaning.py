@@ -7,7 +7,7 @@ import pytest
 
 from mithril.graph import Builder, Origin, verify
 from mithril.graph.evaluation import evaluate
-from mithril.ops import exp, iota, neg, relu, uniform, while_loop
+from mithril.ops import cond, exp, iota, neg, relu, scan, uniform, while_loop
 from mithril_passes.cleaning.cleanup import FOLD_LIMIT, common_subexpression, constant_folding, dead_code_elimination
 from mithril_testing import PassConformance
 
@@ -53,6 +53,42 @@ def test_a_clean_graph_is_the_same_object():
     graph = built(lambda b, x: neg(x), (3,))
     for one in (dead_code_elimination, constant_folding, common_subexpression):
         assert one(graph) is graph
+
+
+def test_control_flow_has_no_unread_results():
+    def branch(b, x, w):
+        test = b.input("test", (), "bool")
+        return cond(test, lambda x, w: (neg(x), exp(w)), lambda x, w: (x, w), x, w)[0]
+
+    def loop(b, x, w):
+        counted = while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, exp(s[1]), x + w), (0, w, x))
+        return counted[2]  # whose new value does not depend on the old one
+
+    def steps(b, x, w):
+        _, (rows, _) = scan(
+            lambda c, e: ((c[0] + e[0], c[1] * e[1], c[0] + c[2]), (c[2], exp(e[1]))), (x[0], w[0], x[1]), (x, w)
+        )
+        return rows
+
+    for write, results, operands in (
+        (branch, 1, ["test", "x0"]),
+        (loop, 2, ["constant", "x0", "x0", "x1"]),
+        (steps, 3, None),
+    ):
+        graph = built(write, (2, 3), (2, 3))
+        cleaned = dead_code_elimination(graph)
+        verify(cleaned)
+        (before,), (after,) = [[n for n in g.nodes if n.regions] for g in (graph, cleaned)]
+        assert len(before.results) > len(after.results) == results
+        assert not any("exp" in names(region) for region in after.regions)
+        if operands is not None:
+            assert [v.name for v in after.operands] == operands
+        else:
+            assert after.attributes["carries"] == 2 and after.attributes["sequences"] == 1
+        assert dead_code_elimination(cleaned) is cleaned
+        x = np.arange(6, dtype=np.float32).reshape(2, 3)
+        inputs = {"x0": x, "x1": x + 1.0} | ({"test": np.array(False)} if write is branch else {})
+        np.testing.assert_array_equal(evaluate(cleaned, inputs)["y"], evaluate(graph, inputs)["y"])
 
 
 def test_equal_expressions_are_computed_once():

@@ -20,21 +20,27 @@ from mithril.compiler.signature import (
     as_numpy,
     check_shapes,
     convert_input,
+    known_types,
     missing_or_unknown,
     resolve_type,
 )
 from mithril.compiler.sparse_inputs import check_sparse, padded_parts, stored_elements
+from mithril.compiler.unused_parts import unused_inputs
 from mithril.compiler.watching import Watched, Watcher, measured, watchers
 from mithril.graph import (
     Decisions,
+    GuardError,
     InputError,
     MithrilError,
     ModelError,
     ShapeError,
+    Size,
     TensorType,
+    bind,
     cotangent_name,
     int32,
     substitute,
+    symbols,
     unknown,
 )
 
@@ -67,6 +73,7 @@ class Evaluation:
         self.inference = inference
         declared = [name for name, spec in specs.items() if spec.sparse]
         self.sparse = frozenset(declared if declared and self.backend.multiplies_sparse else ())
+        self.reads: dict[tuple[Any, ...], bool] = {}  # training flag and missing inputs -> whether a result reads one
         self.exact: set[ProgramKey] = set()  # requests of symbolic sizes that the backend compiles for each size
 
     # -- one call ----------------------------------------------------------------------------------------------------
@@ -188,9 +195,45 @@ class Evaluation:
                 self.decisions.record("choice", f"input '{name}' is ignored: no output depends on it")
         if "is_training" in self.specs:
             arguments.setdefault("is_training", np.asarray(training))
+        missing = [n for n, s in self.specs.items() if s.required and n not in arguments]
+        if missing and self.specs.keys() >= arguments.keys():
+            arguments.update(self._unread(missing, arguments, training))
         expected = {n: s for n, s in self.specs.items() if s.required or n in arguments}
         missing_or_unknown("input", expected, arguments, params)
         return {name: self._readable(name, spec, arguments[name]) for name, spec in expected.items()}
+
+    def _unread(self, missing: Sequence[str], arguments: Arrays, training: bool) -> dict[str, Any]:
+        """Return arrays of the declared shapes for missing inputs that no result depends on, else nothing.
+
+        Layers take sizes from such an input, so that programs have it, even if only unselected results read it.
+        """
+        missing_types = known_types({name: self.specs[name] for name in missing}, self.backend.dtype)
+        if missing_types is None:
+            return {}
+        if (reads := self.reads.get((training, *missing))) is None:
+            passed_types = {
+                n: resolve_type(self.specs[n], array_type(n, x), self.backend.dtype) for n, x in arguments.items()
+            }
+            try:
+                unread = unused_inputs(
+                    self.compiler.probe({**passed_types, **missing_types}, training=training), "input"
+                )
+            except MithrilError:
+                unread = ()  # the message about missing inputs is the better one
+            reads = self.reads[training, *missing] = not {*missing} <= {*unread}
+            if not reads:
+                names = ", ".join(f"'{name}'" for name in missing)
+                self.decisions.record("choice", f"these inputs are optional: no output depends on them: {names}")
+        if reads:
+            return {}
+        declared = {n: s for n in arguments if (s := self.specs[n].shape) is not None}
+        sizes: dict[str, Size] = {s.name: max(s.low, 1) for t in missing_types.values() for s in symbols(*t.shape)}
+        with suppress(GuardError):  # the check of the call has the full message
+            sizes |= bind(declared, {n: array_type(n, arguments[n]).shape for n in declared})  # type: ignore[misc]
+        return {
+            name: np.zeros([int(substitute(n, sizes)) for n in t.shape], t.dtype.numpy)
+            for name, t in missing_types.items()
+        }
 
     def _readable(self, name: str, spec: InputSpec, x: Any) -> Any:
         """Check that an array is sparse as declared; where the backend has no products of such arrays, decode it."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mithril.compiler.frontend import Source, TraceRequest
-from mithril.compiler.signature import TRAINING_FLAG, InputSpec, declared_text, expanded, only_input
+from mithril.compiler.signature import TRAINING_FLAG, InputSpec, declared_text, expanded, known_types, only_input
 from mithril.compiler.unused_parts import unused_of
 from mithril.graph import (
     Dim,
@@ -107,20 +107,6 @@ def _merged(name: str, declared: tuple[Any, ...] | None, requested: tuple[Any, .
 def _fitted(shape: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return a shape with the axes that its ``...`` has in the other one, if that has a known rank."""
     return shape if any(size is ... for size in other) else expanded(shape, len(other), other) or shape
-
-
-def known_types(specs: Mapping[str, InputSpec], default: DType) -> dict[str, TensorType] | None:
-    """Return the types of all inputs with default dtypes where undeclared, or None if a shape is unknown."""
-    types = {}
-    for name, spec in specs.items():
-        if name == TRAINING_FLAG and spec.shape is None:
-            types[name] = TensorType(as_dtype("bool"), ())
-        elif spec.shape is None or spec.sparse:  # of sparse arrays, calls decide how many elements are stored
-            if spec.required:
-                return None
-        else:
-            types[name] = TensorType(spec.dtype or default, spec.shape)
-    return types
 
 
 def check_known_part(

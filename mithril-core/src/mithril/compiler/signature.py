@@ -76,6 +76,20 @@ class InputSpec:
         return TensorType(self.dtype, self.shape)
 
 
+def known_types(specs: Mapping[str, InputSpec], default: DType) -> dict[str, TensorType] | None:
+    """Return the types of all inputs with default dtypes where undeclared, or None if a shape is unknown."""
+    types = {}
+    for name, spec in specs.items():
+        if name == TRAINING_FLAG and spec.shape is None:
+            types[name] = TensorType(as_dtype("bool"), ())
+        elif spec.shape is None or spec.sparse:  # of sparse arrays, calls decide how many elements are stored
+            if spec.required:
+                return None
+        else:
+            types[name] = TensorType(spec.dtype or default, spec.shape)
+    return types
+
+
 def only_input(expected: Iterable[str], name: str) -> str | None:
     """Return the hint for a name that ``build`` gives the only input of a layer, which is "input" for callers."""
     if {*expected} - {TRAINING_FLAG} != {"input"} or closest(name, ["input"], 1):

@@ -23,7 +23,7 @@ from mithril.compiler.deadline import Deadline
 from mithril.compiler.frontend import backend_names, learn, make_backend, model_of
 from mithril.compiler.index_checks import IndexCheckedExecutable
 from mithril.compiler.initializers import Array, Index
-from mithril.compiler.input_types import check_known_part, known_types, probe_types
+from mithril.compiler.input_types import check_known_part, probe_types
 from mithril.compiler.memory_usage import largest_sizes, memory_use
 from mithril.compiler.observers import Observers, Progress
 from mithril.compiler.option_table import Settings, resolve_options, split_options
@@ -33,7 +33,7 @@ from mithril.compiler.program import BoundArrays, Interface, Program, ProgramKey
 from mithril.compiler.program_cache import Graphs, exact_sizes_saved, lowered_once
 from mithril.compiler.requirements import PLANNED, check_memory, check_trainable, defer, outside_of_batches
 from mithril.compiler.session import Session
-from mithril.compiler.signature import CALL_OPTIONS
+from mithril.compiler.signature import CALL_OPTIONS, known_types
 from mithril.compiler.unused_parts import Unused
 from mithril.graph import Decision, Decisions, DTypeError, Graph, Input, InputError, OptionError, TensorType, bind
 from mithril.passes import PassContext, PassManager

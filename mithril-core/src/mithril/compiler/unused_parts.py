@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from mithril.backend import covers
-from mithril.graph import Decisions, Graph, symbols
+from mithril.graph import Decisions, Graph, Node, Value, symbols
+from mithril.ops import with_read_results
 
 T = TypeVar("T")
 ADDED_LOSS = "added_loss"  # tag of the nodes whose results are part of the training loss
@@ -62,24 +63,35 @@ def unused_of(source: Any) -> Unused:
 
 def unused_inputs(graph: Graph, *roles: str) -> tuple[str, ...]:
     """Return the names of the inputs of these roles that no result depends on, and no part of the training loss."""
-    needed = set(graph.outputs)
+    read = {*graph.outputs, *(v for node in _needed_nodes(graph).values() for v in node.operands)}
+    return tuple(i.name for i in graph.with_role(*roles) if i.value not in read)
+
+
+def _needed_nodes(graph: Graph) -> dict[Node, Node]:
+    """Return the nodes that a result or the training loss depends on, each as far as they need it."""
+    read, needed = set(graph.outputs), dict[Node, Node]()
     for node in reversed(graph.nodes):
-        if ADDED_LOSS in node.tags or not needed.isdisjoint(node.results):
-            needed.update(v for v in node.operands if v is not None)
-    return tuple(i.name for i in graph.with_role(*roles) if i.value not in needed)
+        if ADDED_LOSS in node.tags or not read.isdisjoint(node.results):
+            needed[node] = with_read_results(node, read)
+            read.update(v for v in needed[node].operands if v is not None)
+    return needed
 
 
 def without_inputs(graph: Graph, names: Collection[str]) -> Graph:
-    """Return the graph without unused inputs, and without the nodes and guards that need them."""
+    """Return the graph without unused inputs, and without the nodes, results and guards that need them."""
     if not names:
         return graph
     removed = {graph.input(name).value for name in names}
-    nodes = []
+    needed, nodes = _needed_nodes(graph), []
     for node in graph.nodes:
         if removed.isdisjoint(node.operands):
             nodes.append(node)
-        else:
-            removed.update(node.results)
+            continue
+        results: tuple[Value, ...] = ()
+        if node in needed:  # control flow, of which only results that nothing reads need the inputs
+            nodes.append(needed[node])
+            results = needed[node].results
+        removed.update(v for v in node.results if v not in results)
     inputs = tuple(i for i in graph.inputs if i.value not in removed)
     remaining = symbols(*(size for i in inputs for size in i.type.shape))
     guards = tuple(g for g in graph.guards if all(s in remaining for s in symbols(g.left, g.right)))

@@ -58,6 +58,7 @@ from mithril.ops.folding import FOLD_LIMIT, is_foldable
 from mithril.ops.nn import ACTIVATIONS, ANY_ACTIVATION
 from mithril.ops.python_indexing import getitem
 from mithril.ops.random import threefry
+from mithril.ops.region_results import with_read_results, without_unread_parts
 from mithril.ops.regions import Body, Region, as_tuple, close, name_outputs
 from mithril.ops.row_independence import first_row_mixing_node
 from mithril.ops.shape import spread
@@ -98,6 +99,8 @@ __all__ = [
     "used_experts",
     "while_loop",
     "while_op",
+    "with_read_results",
+    "without_unread_parts",
 ]
 
 

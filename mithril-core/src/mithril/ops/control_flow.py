@@ -193,6 +193,11 @@ def while_loop(cond: Callable[..., Any], body: Callable[..., Any], init: Any, ma
 
     A tuple of states is passed as a tuple. Gradients require ``max_trips``.
     """
+    if max_trips is not None and not isinstance(max_trips, int):
+        raise OperationError(
+            f"max_trips of 'while' is a number of steps, got {type(max_trips).__name__}",
+            hint="several states are a tuple: while_loop(cond, body, (x, y))",
+        )
     if not is_building():
         return _evaluate(while_loop, cond, body, init, max_trips)
     builder = Builder.current()
@@ -201,10 +206,10 @@ def while_loop(cond: Callable[..., Any], body: Callable[..., Any], init: Any, ma
     inputs = [(_stem(v, "state"), v.type) for v in states]
     dtypes = [v.dtype for v in states]
 
-    def call(function: Callable[..., Any], *values: Value) -> Any:
-        return function(values if several else values[0])
+    def arguments_of(*values: Value) -> tuple[Any, ...]:
+        return (values if several else values[0],)
 
-    test, step = Body("condition", cond, inputs, call), Body("body", body, inputs, call)
+    test, step = Body("condition", cond, inputs, arguments_of), Body("body", body, inputs, arguments_of)
     after = as_tuple(step.returned)
     _check_state_count("while", after, states)
     outcome = test.results(as_tuple(test.returned), [None] * len(as_tuple(test.returned)))
@@ -294,14 +299,14 @@ def scan(
             )
         bound.append((_stem(x, "x"), TensorType(x.dtype, x.shape[1:])))
 
-    def call(function: Callable[..., Any], *values: Value) -> Any:
+    def arguments_of(*values: Value) -> tuple[Any, ...]:
         carry, element = values[: len(states)], values[len(states) :]
-        return function(
+        return (
             carry if isinstance(init, (tuple, list)) else carry[0],
             None if xs is None else element if isinstance(xs, (tuple, list)) else element[0],
         )
 
-    step = Body("body", body, bound, call)
+    step = Body("body", body, bound, arguments_of)
     if not isinstance(step.returned, (tuple, list)) or len(step.returned) != 2:
         raise OperationError("the body of 'scan' must return a pair: the carry, and the values to stack or None")
     after, y = as_tuple(step.returned[0]), step.returned[1]

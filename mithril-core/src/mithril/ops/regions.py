@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -71,11 +72,13 @@ class Body:
         name: str,
         function: Callable[..., Any],
         inputs: Sequence[tuple[str, TensorType]],
-        call: Callable[..., Any] = lambda function, *values: function(*values),
+        arguments_of: Callable[..., tuple[Any, ...]] = lambda *values: values,
     ) -> None:
         self.region = Region(Builder.current(), name)
         with self.region:
-            self.returned = call(function, *[self.region.bind(n, t) for n, t in inputs])
+            arguments = arguments_of(*[self.region.bind(n, t) for n, t in inputs])
+            _check_parameters(name, function, arguments)
+            self.returned = function(*arguments)
 
     def results(self, returned: Sequence[Any], dtypes: Sequence[DType | None]) -> list[Value]:
         """Convert returned values to values of the region; Python numbers take the expected dtype."""
@@ -94,6 +97,23 @@ class Body:
                         facts=[f"got {item!r}", "expected: values, NumPy arrays, Python numbers, tuples of those"],
                     )
         return out
+
+
+def _check_parameters(name: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Raise OperationError unless the function takes these arguments: Python's error would not tell what they are."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some callables written in C, nothing is known
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        received = ", ".join(f"a tuple of {len(a)}" if isinstance(a, tuple) else "one value" for a in arguments)
+        raise OperationError(
+            f"the {name} of a control flow operation does not fit: {error}",
+            facts=[f"its parameters: {signature}", f"it receives: {received}"],
+            hint="a tuple is one argument: unpack it in the function" if "tuple" in received else None,
+        ) from None
 
 
 def as_tuple(results: Any) -> tuple[Any, ...]:

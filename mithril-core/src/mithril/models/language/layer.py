@@ -136,7 +136,9 @@ class Layer(metaclass=LayerMeta):
 
     def build(self, *inputs: Any, **unused: Any) -> Any:  # type checkers let methods with any parameters override it
         """Build the operations of the layer and return its outputs."""
-        raise ModelError(f"{type(self).__name__} has no build method", hint="define build(self, ...)")
+        other = next((name for name in ("forward", "call") if callable(getattr(self, name, None))), None)
+        hint = "define build(self, ...)" if other is None else f"rename its method '{other}' to build"
+        raise ModelError(f"{type(self).__name__} has no build method", hint=hint)
 
     def expects(self, terminal: str) -> tuple[tuple[Any, ...] | None, Any] | None:
         """Return the expected shape (None for any size) and dtype of an input, or None if unknown before tracing."""

@@ -21,6 +21,15 @@ class Model(Layer):
 
     output_alias = True
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for name in ("build", "forward"):
+            if name in vars(cls):
+                raise ModelError(
+                    f"class {cls.__name__} has a method '{name}', which models do not call: they are made of layers",
+                    hint=f"class {cls.__name__}(Layer) with build(self, x) computes with operations and layers",
+                )
+
     def __init__(self, *layers: Layer | Connection, name: str | None = None) -> None:  # the metaclass sets the name
         self.steps: list[Step] = []
         self.connections: dict[str, Connection] = {}  # name -> latest connection of that name

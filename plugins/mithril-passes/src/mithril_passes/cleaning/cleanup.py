@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril.graph import Builder, Graph, Input, Node, Value, attributes_key, structural_hash
-from mithril.ops import FOLD_LIMIT, conv, fake_quantize, is_foldable, linear, matmul, transpose
+from mithril.ops import FOLD_LIMIT, conv, fake_quantize, is_foldable, linear, matmul, transpose, without_unread_parts
 from mithril.passes import PassContext
 
 NO_CONTEXT = PassContext()
@@ -19,16 +19,7 @@ PRODUCTS = (linear, matmul, conv)
 
 def dead_code_elimination(graph: Graph) -> Graph:
     """Remove nodes, constants and region results without users."""
-    needed = set(graph.outputs)
-    live_nodes: list[Node] = []
-    for node in reversed(graph.nodes):
-        if not needed.isdisjoint(node.results):
-            live_nodes.append(node)
-            needed.update(v for v in node.operands if v is not None)
-    inputs = tuple(i for i in graph.inputs if i.role != "constant" or i.value in needed)
-    if len(live_nodes) == len(graph.nodes) and len(inputs) == len(graph.inputs):
-        return graph
-    return graph.replaced(nodes=tuple(reversed(live_nodes)), inputs=inputs)
+    return without_unread_parts(graph)
 
 
 def common_subexpression(graph: Graph) -> Graph:
