@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import mithril as ml
+from mithril.backend import BuildOptions
 from mithril.derivatives import gradients
 from mithril.graph import evaluate
 from mithril_cbackend.backend import CBackend
@@ -15,6 +17,10 @@ from mithril_cbackend.backend import CBackend
 CASES = {
     "patches": ((1, 3, 64, 64), (8, 3, 16, 16), {"stride": (16, 16)}),
     "patches with a rest": ((2, 3, 31, 45), (8, 3, 8, 8), {"stride": (8, 8)}),
+    "padded patches": ((2, 3, 30, 27), (8, 3, 8, 8), {"stride": (8, 8), "padding": ((3, 4), (0, 5))}),
+    "cropped and padded": ((1, 2, 33, 3), (8, 2, 9, 9), {"stride": (9, 9), "padding": ((1, 0), (8, 9))}),
+    "volumes": ((1, 2, 9, 8, 17), (8, 2, 4, 4, 8), {"stride": (4, 4, 8)}),
+    "padded samples": ((2, 4, 500), (8, 4, 40), {"stride": (40,), "padding": ((20, 20),)}),
     "overlapping": ((2, 4, 33, 30), (8, 4, 5, 5), {"stride": (4, 4), "padding": ((2, 2), (2, 2))}),
     "kernel below the stride": ((2, 8, 31, 32), (8, 8, 3, 3), {"stride": (5, 5), "padding": ((1, 0), (0, 1))}),
     "one large stride": ((2, 8, 31, 32), (8, 8, 3, 3), {"stride": (12, 2), "padding": ((1, 1), (1, 1))}),
@@ -53,6 +59,20 @@ def check(graph, inputs):
     outputs = ml.compile(graph, CBackend(num_threads=1)).evaluate({}, inputs)
     for name, expected in evaluate(graph, inputs).items():
         np.testing.assert_allclose(outputs[name], expected, rtol=0, atol=1e-5 * np.abs(expected).max(), err_msg=name)
+
+
+@pytest.mark.parametrize("case", ["patches", "patches with a rest", "padded patches", "volumes", "padded samples"])
+def test_disjoint_patches_are_rows_of_a_product(case):
+    graph, inputs = graph_of(case)
+    bound = [replace(i, role="param", tags={"bound": True}) if i.name == "w" else i for i in graph.inputs]
+    options = BuildOptions()
+    executable = CBackend(num_threads=1).build(graph.replaced(inputs=tuple(bound)), options)
+    assert "1 convolutions of disjoint patches are products of their rows" in [d.message for d in options.decisions]
+    assert {k.anchor.op.name for k in executable.program.kernels.values()} <= {"matmul", "transpose", "pad", "slice"}
+    assert executable.program.unread == {"w"}  # only its packed copy is read
+    actual = executable(executable.layout.bound({"w": inputs["w"]}, {}), {"x": inputs["x"]})
+    expected = evaluate(graph, inputs)["y"]
+    np.testing.assert_allclose(actual["y"], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "stride" in CASES[case][2]])

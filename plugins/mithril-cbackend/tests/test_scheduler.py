@@ -37,6 +37,7 @@ POOL: dict[str, Any] = {"kernel": (3, 3), "stride": (2, 2), "padding": ((1, 1), 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "ragged rows": (lambda x, b: ops.exp(x * 0.1) + b, (normal(7, 37), normal(37))),
     "less than a vector": (lambda x: ops.tanh(x), (normal(3, 5),)),
+    "short rows": (lambda x, b: x * 2.0 + b, (normal(6, 5), normal(5))),
     "a long row": (lambda x: ops.sigmoid(x) * x, (normal(1003),)),
     "broadcast axes": (lambda x, a, b: x * a - b, (normal(3, 4, 21), normal(4, 1), normal(3, 1, 21))),
     "nan and infinities": (lambda x: ops.clip(ops.maximum(x, 0.5), low=-1.0, high=3.0), (WITH_NAN,)),

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from mithril.backend import BuildOptions, ExactSizesRequired
 from mithril.graph import BackendError, Graph, MithrilError, ShapeError, symbols
 from mithril_cbackend.compile_target import CompileTarget, resolve_target
-from mithril_cbackend.graph import integer_products
+from mithril_cbackend.graph import integer_products, patches
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.program import compile_graph
@@ -40,7 +40,7 @@ def build(
     if any(symbols(*i.type.shape) for i in graph.inputs):
         executable = any_size(graph, machine, target, options)
     else:
-        graph = integer_products.fused(graph, machine)
+        graph = patches.as_products(integer_products.fused(graph, machine), options.decisions)
         machine = tuning.scheduled(graph, machine, options, schedules, compile_graph.compiled)
         executable = compile_graph.compiled(graph, machine, target, options.settings["cache"])
     if scheduler != "own":

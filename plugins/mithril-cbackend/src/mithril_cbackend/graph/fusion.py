@@ -561,10 +561,11 @@ def narrow_dtype(graph: Graph, value: Value) -> DType:
 
 @dataclass(frozen=True)
 class KnownWeights:
-    """The elements of a constant or of its transpose; zeros represent those of a parameter that is bound later."""
+    """The elements of a constant, reshaped and transposed; zeros represent those of a parameter that is bound later."""
 
     elements: Array
-    axes: tuple[int, ...]  # the axes of the constant or parameter, in the order of the elements
+    shape: tuple[int, ...]  # of the constant or parameter, reshaped
+    axes: tuple[int, ...]  # the axes of this shape, in the order of the elements
     parameter: str | None = None
 
     def packed_later(self, pack: Pack) -> PackedParameter | None:
@@ -572,13 +573,13 @@ class KnownWeights:
         if self.parameter is None:
             return None
         assert isinstance(pack, Packing)  # others pack bytes, which only constants are
-        return PackedParameter(self.parameter, self.axes, pack)
+        return PackedParameter(self.parameter, self.shape, self.axes, pack)
 
 
 def known_weights(
     graph: Graph, value: Value, casts: bool = False, captured: Mapping[Value, KnownWeights] | None = None
 ) -> KnownWeights | None:
-    """Return a constant or bound parameter, or its transpose; None if the value is neither.
+    """Return a constant or bound parameter, or its transpose or reshape; None if the value is neither.
 
     With ``casts``, also a narrower one that is converted without loss. ``captured`` has those that a region captures.
     """
@@ -591,17 +592,23 @@ def known_weights(
             return None
         order = producer.attributes["perm"]
         return replace(weights, elements=weights.elements.transpose(order), axes=tuple(weights.axes[k] for k in order))
+    if producer is not None and producer.op is ops.reshape:
+        weights = known_weights(graph, operand(producer), casts, captured)
+        shape = shape_of(value)
+        if weights is None or weights.axes != tuple(range(weights.elements.ndim)):
+            return None
+        return replace(weights, elements=weights.elements.reshape(shape), shape=shape, axes=tuple(range(len(shape))))
     if casts and producer is not None and producer.op is ops.cast and fuses_into_matmul_operand(producer):
         return known_weights(graph, operand(producer), casts, captured)
     source = graph.input_of.get(value)
     if source is None:
         return None
-    axes = tuple(range(value.ndim))
+    shape, axes = shape_of(value), tuple(range(value.ndim))
     if source.role == "constant":
-        return KnownWeights(np.asarray(source.data), axes)
+        return KnownWeights(np.asarray(source.data), shape, axes)
     if not source.tags.get("bound") or not value.dtype.is_float or not value.type.is_static:
         return None
-    return KnownWeights(np.broadcast_to(np.zeros((), value.dtype.numpy), shape_of(value)), axes, source.name)
+    return KnownWeights(np.broadcast_to(np.zeros((), value.dtype.numpy), shape), shape, axes, source.name)
 
 
 def captures(node: Node, region: Graph) -> list[tuple[Value, Value]]:

@@ -30,26 +30,26 @@ class Packing:
 
 @dataclass(frozen=True)
 class PackedParameter:
-    """The packed copy of a bound parameter, or of its transpose."""
+    """The packed copy of a bound parameter, which is reshaped and transposed before."""
 
     parameter: str
+    shape: tuple[int, ...]
     axes: tuple[int, ...]
     packing: Packing
 
     @property
     def name(self) -> str:
-        return f"{self.parameter} of axes {self.axes} in {self.packing.name} of {self.packing.sizes}"
+        return f"{self.parameter} as {self.shape} of axes {self.axes} in {self.packing.name} of {self.packing.sizes}"
 
     def of(self, params: Mapping[str, Any]) -> Array:
-        return self.packing(np.asarray(params[self.parameter]).transpose(self.axes))
+        return self.packing(np.asarray(params[self.parameter]).reshape(self.shape).transpose(self.axes))
 
     @staticmethod
     def load(fields: Mapping[str, Any]) -> PackedParameter:
         """Return it from its fields in JSON."""
         packing = fields["packing"]
-        return PackedParameter(
-            fields["parameter"], tuple(fields["axes"]), Packing(packing["name"], tuple(packing["sizes"]))
-        )
+        order = Packing(packing["name"], tuple(packing["sizes"]))
+        return PackedParameter(fields["parameter"], tuple(fields["shape"]), tuple(fields["axes"]), order)
 
 
 def pack_columns(matrix: Array, columns: int) -> Array:

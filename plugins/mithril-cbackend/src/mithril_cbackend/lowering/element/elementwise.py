@@ -16,7 +16,11 @@ from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.segments import Segments, segments_of
 from mithril_cbackend.lowering.element.transpose import final_transpose, transpose_squares
-from mithril_cbackend.lowering.element.vectorization import is_plain, vectorizable
+from mithril_cbackend.lowering.element.vectorization import is_plain, pieces, vectorizable
+
+# Nodes of a kernel whose rows, shorter than a vector, are several vectors: LLVM takes about a millisecond for a node in
+# a loop of vectors.
+SMALL = 8
 
 
 def aligned_values(kernel: Kernel) -> list[Value] | None:
@@ -203,12 +207,25 @@ def over_segments(frame: KernelBuilder, segments: Segments) -> None:
 
 
 def inner_loop(frame: KernelBuilder, index: Index, inner: int, lanes: int, body: Any, kind: Any = t.SERIAL) -> None:
-    """Generate the loop over the last axis: full vectors, then a scalar remainder loop."""
-    num_vectors = inner // lanes if lanes else 0
+    """Generate the loop over the last axis: full vectors, of which the last one may overlap the one before.
+
+    The body only writes results, so that an element may be computed twice. A row that is shorter than a vector is
+    several shorter ones, if the kernel is small; a rest whose length is known at run time only is a scalar loop.
+    """
+    num_vectors, rest = (inner // lanes, inner % lanes) if lanes else (0, inner)
+
+    def vector(first: int, size: int) -> None:
+        with frame.reader.loop("j", size, t.VECTORIZED if size > 1 else t.SERIAL) as j:
+            body((*index, frame.reader.position(j + first) if first else j))
+
     if num_vectors != 0:
         with frame.reader.loop("i", num_vectors, kind) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:
             body((*index, frame.reader.position(i * lanes + j)))
-    rest = inner % lanes if lanes else inner
-    if rest != 0:
+    if lanes and rest and isinstance(inner, int) and inner > lanes:
+        vector(inner - lanes, lanes)
+    elif lanes and rest and isinstance(inner, int) and len(frame.kernel.nodes) <= SMALL:
+        for first, size in pieces(inner, lanes):
+            vector(first, size)
+    elif rest != 0:
         with frame.reader.loop("k", rest) as k:
             body((*index, frame.reader.position(k + num_vectors * lanes)) if num_vectors != 0 else (*index, k))

@@ -20,7 +20,7 @@ from mithril_cbackend.lowering.element.element_reader import Index, operand, sha
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.storage_dtypes import computed
-from mithril_cbackend.lowering.element.vectorization import is_plain, vectorizable
+from mithril_cbackend.lowering.element.vectorization import is_plain, pieces, vectorizable
 from mithril_cbackend.lowering.rows import reductions
 
 UNROLL = 4  # independent accumulators in passes that do little more than reduce
@@ -217,7 +217,13 @@ class Rows:
                         with reader.loop("j", self.lanes, t.VECTORIZED) as j:
                             vector = i * group + (offset + slot)
                             element(vector * self.lanes + j, j + slot * self.lanes)
-        if width - num_vectors * self.lanes:
-            with reader.loop("r", width - num_vectors * self.lanes) as r:
+        rest = width - num_vectors * self.lanes
+        # A rest of scalars took longer than the vectors: log-softmax of rows of 73 took 1.7 times the time.
+        parts = pieces(rest, self.lanes) if self.lanes > 1 and isinstance(rest, int) else []
+        for offset_in_rest, size in parts:
+            with reader.loop("j", size, t.VECTORIZED if size > 1 else t.SERIAL) as j:
+                element(j + (num_vectors * self.lanes + offset_in_rest), j)
+        if rest and not parts:
+            with reader.loop("r", rest) as r:
                 element(r + num_vectors * self.lanes, 0)
         self.end(k, index, [(total, unroll * self.lanes) for total in totals])

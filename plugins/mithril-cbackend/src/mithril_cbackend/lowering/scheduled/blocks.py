@@ -27,6 +27,7 @@ from mithril_cbackend.tir.tvm_api import nodes, tirx
 EXISTING = "mithril_existing"  # annotation of a loop over vectors: the elements that exist
 SIZE = "mithril_size"  # annotation of the same loop: the elements of an iteration
 FIRST = "mithril_first"  # annotation of the same loop: the iteration that it begins with
+OVERLAPS = "mithril_overlaps"  # annotation of the same loop: its last vector may compute elements again
 GROUP = "mithril_group"  # annotation of a loop over the vectors of an iteration of that loop
 HOOK = "mithril_hook"  # annotation of a loop: the hook that writes the beginning of its iterations
 FOLD = "fold"
@@ -50,12 +51,11 @@ class Fold:
 class Blocks:
     """Builder of stages, their schedule and the function of a kernel.
 
-    ``lanes`` is the length of its vectors. The rest of a row is written in shorter vectors if ``short_vectors`` is set,
-    which are more code, else element by element.
+    ``lanes`` is the length of its vectors.
     """
 
-    def __init__(self, frame: KernelBuilder, lanes: int, short_vectors: bool = True) -> None:
-        self.frame, self.lanes, self.short_vectors = frame, lanes, short_vectors
+    def __init__(self, frame: KernelBuilder, lanes: int) -> None:
+        self.frame, self.lanes = frame, lanes
         self.elements: dict[str, tuple[int, Element]] = {}  # name of an opaque call -> numbers of its index, element
         self.folds: dict[str, Fold] = {}  # by the name of the stage
         self.partial: set[str] = set()  # stages whose elements are partial results of one sum: any may take an element
@@ -111,12 +111,19 @@ class Blocks:
         assert size % lanes == 0, f"{size} elements are no whole vectors"
         return tuple(schedule.split(loop, [None, lanes], disable_predication=True))
 
-    def vectorize(self, schedule: Schedule, loop: Loop, existing: int, lanes: int | None = None) -> Loop:
-        """Turn a loop over whole vectors into vectors, of whose elements the first ones exist; return their loop."""
+    def vectorize(
+        self, schedule: Schedule, loop: Loop, existing: int, lanes: int | None = None, overlaps: bool = False
+    ) -> Loop:
+        """Turn a loop over whole vectors into vectors, of whose elements the first ones exist; return their loop.
+
+        The rest of the elements are shorter vectors, or, with ``overlaps``, one that begins before them: the elements
+        must not depend on stages within the loop.
+        """
         lanes = lanes or self.lanes
         vectors, lane = self.split(schedule, loop, lanes)
         schedule.vectorize(lane)
         self.limit(schedule, vectors, lanes, existing)
+        schedule.annotate(vectors, OVERLAPS, overlaps)
         return vectors
 
     def within(self, schedule: Schedule, name: str, loop: Loop) -> Any:
@@ -181,6 +188,7 @@ class Expansion:
         self.index: dict[int, Any] = {}  # hash of the variable of TVM's loop -> position: comparing variables is slow
         self.arrays: dict[str, t.Buffer] = {}  # name of TVM's array -> array of the kernel
         self.rest = 0  # elements of the last vector; 0 in whole ones
+        self.overlaps = False  # whether the last vector begins before its elements
         self.merged: dict[int, Any] = {}  # the index of partial results that take the elements of this last vector
         self.unrolled = 0  # position of the innermost unrolled loop
 
@@ -207,7 +215,7 @@ class Expansion:
             if end > first:
                 self.iterate(s, end - first, s.kind, first)
             if rest:
-                self.rest = rest
+                self.rest, self.overlaps = rest, end > first and bool(s.annotations.get(OVERLAPS))
                 with self.reader.loop("", 1):
                     self.body(s, end)
                 self.rest = 0
@@ -227,11 +235,11 @@ class Expansion:
         elif s.kind == t.VECTORIZED and stage_of(s.body.buffer) in self.blocks.halves:
             self.halve(s, self.unrolled)
         elif s.kind == t.VECTORIZED and self.rest and self.reaches_out(s.body):
-            if self.blocks.short_vectors:
-                for start, lanes in pieces(self.rest, self.blocks.lanes):
-                    self.iterate(s, lanes, s.kind, start)
-            else:
-                self.iterate(s, self.rest, t.SERIAL)
+            if self.overlaps:
+                self.iterate(s, self.blocks.lanes, s.kind, self.rest - self.blocks.lanes)
+                return
+            for start, lanes in pieces(self.rest, self.blocks.lanes):
+                self.iterate(s, lanes, s.kind, start)
         else:
             self.iterate(s, int(s.extent), t.SERIAL if s.kind == t.UNROLLED else s.kind)
 

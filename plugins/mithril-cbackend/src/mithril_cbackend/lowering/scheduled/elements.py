@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, shape_of
-from mithril_cbackend.lowering.element.elementwise import aligned_values, merge, merged
+from mithril_cbackend.lowering.element.elementwise import SMALL, aligned_values, merge, merged
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
 from mithril_cbackend.lowering.element.segments import segments_of
@@ -35,8 +35,9 @@ def elements(kernel: Kernel, name: str, machine: Machine) -> Any:
     extents = merge(frame, values, shape, merged(values, shape))
     # Elements of less than 32 bits are computed in 32.
     lanes = min(machine.lanes(max(v.dtype.bits, 32)) for v in kernel.outputs)
-    blocks, inner = Blocks(frame, lanes, short_vectors=False), extents[-1]
-    vectors = lanes > 1 and inner >= lanes and vectorizable(kernel.nodes)
+    blocks, inner = Blocks(frame, lanes), extents[-1]
+    is_short = inner < lanes and (inner == 1 or len(kernel.nodes) > SMALL)
+    vectors = lanes > 1 and not is_short and vectorizable(kernel.nodes)
 
     def write(index: Index, read: Sequence[t.Expr]) -> None:
         for v in kernel.outputs:
@@ -46,8 +47,8 @@ def elements(kernel: Kernel, name: str, machine: Machine) -> Any:
     s = blocks.schedule()
     *outer, last = s.get_loops(s.get_sblock("results"))
     if vectors:
-        outer.append(blocks.vectorize(s, last, inner))
-    sizes = list(extents[:-1]) or [inner // lanes if vectors else 1]
+        outer.append(blocks.vectorize(s, last, inner, overlaps=True))
+    sizes = list(extents[:-1]) or [max(1, inner // lanes) if vectors else 1]
     for k, kind in machine.kinds(sizes, math.prod(extents) * len(kernel.nodes)).items():
         if kind == t.PARALLEL and k < len(outer):
             s.parallel(outer[k])

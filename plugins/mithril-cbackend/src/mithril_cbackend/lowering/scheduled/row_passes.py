@@ -44,7 +44,7 @@ class Scheduled(Rows):
     def __init__(self, frame: KernelBuilder, passes: Passes) -> None:
         super().__init__(frame, passes, {})
         self.index: Index = ()  # of the row
-        self.blocks = Blocks(frame, self.lanes, short_vectors=False)
+        self.blocks = Blocks(frame, self.lanes)
 
     def enter_row(self, row: Any) -> None:
         self.index = self.reader.split(row, self.shape[:-1])
@@ -107,7 +107,7 @@ class Scheduled(Rows):
         blocks.at_entry(s, row, self.enter_row)
         if self.frame.machine.parallel(math.prod(self.shape) * len(self.frame.kernel.nodes)) == t.PARALLEL:
             s.parallel(row)
-        blocks.vectorize(s, elements, self.width)
+        blocks.vectorize(s, elements, self.width, overlaps=True)
         for k in reversed(range(last)):
             blocks.within(s, f"row{k}", row)
             for name in (name for number, name in totals if number == k):
