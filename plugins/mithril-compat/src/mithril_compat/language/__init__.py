@@ -1,0 +1,1 @@
+"""The predecessor's language of models."""

@@ -1,0 +1,1 @@
+"""The predecessor's layers, as functions of values."""

@@ -1,0 +1,1 @@
+"""``mithril migrate``: programs of the predecessor in today's spelling."""

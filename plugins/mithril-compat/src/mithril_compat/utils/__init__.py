@@ -1,0 +1,1 @@
+"""The names of the predecessor's ``mithril.utils``."""
