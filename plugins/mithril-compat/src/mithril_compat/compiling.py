@@ -59,13 +59,20 @@ class PhysicalModel:
         inputs = {n: e for n, e in inputs.items() if id(e) in read and n not in states and n not in discarded}
         fixed = constants.keys() | data
         parameters = {n: e for n, e in inputs.items() if n in trainable or (e.differentiable and n not in fixed)}
+        buffers = {id(leaf.edges[key].edge) for leaf in layers for key in leaf.statistics if key in leaf.edges}
+        statistics = {
+            n: e for n, e in inputs.items() if id(e) in buffers and n not in constants and n not in parameters
+        }
+        trained, parameters = tuple(parameters), {**parameters, **statistics}
         sizes_by_name = {n: merged_shape(e.declared_shape, sizes.pop(n, None)) for n, e in parameters.items()}
         for name, edge in inputs.items():
-            if name not in parameters and edge.declared_shape is not None and name not in sizes:
-                sizes[name] = edge.declared_shape
+            if name not in parameters and edge.declared_shape is not None:
+                sizes[name] = merged_shape(sizes.get(name), edge.declared_shape) or ()
         self.input_keys = set(inputs) | set(states)
         self.output_keys = sorted(results)
-        self._parameters, self._states, self._constants = tuple(parameters), tuple(states), dict(constants)
+        self._parameters, self._statistics = trained, tuple(statistics)
+        self._constants = dict(constants)
+        self._has_states = bool(states) or any(leaf.has_states for leaf in layers)
         self._data = tuple(n for n in inputs if n not in parameters and n not in constants)
         arguments = {n: e for n, e in inputs.items() if n not in parameters}
         float_dtype = backend.dtype.numpy
@@ -166,14 +173,16 @@ class PhysicalModel:
         """Return outputs; with ``output_gradients`` also gradients of parameters; with states the next ones, too."""
         arrays = {**(params or {}), **(data or {})}
         arrays = {n: v for n, v in arrays.items() if n not in self._constants}
-        if self._states and state is None:
+        if self._has_states and state is None:
             raise InputError("the model has states", hint="pass state=compiled.initial_state_dict")
-        weights = {n: v for n, v in arrays.items() if n in self._parameters}
+        weights = {n: v for n, v in arrays.items() if n in self._parameters or n in self._statistics}
         inputs = {n: v for n, v in arrays.items() if n in self._data}
         cotangents = self._cotangents(output_gradients)
-        result = self.compiled.evaluate(weights, inputs, cotangents, state=state if self._states else None)
+        result = self.compiled.evaluate(weights, inputs, cotangents, state=state)
         parts = list(result) if isinstance(result, tuple) else [result]
         parts[0] = {n: self._program.constants.get(n, v) for n, v in parts[0].items()}
+        if cotangents is not None:
+            parts[1] = {n: v for n, v in parts[1].items() if n in self._parameters}
         return parts[0] if len(parts) == 1 else tuple(parts)
 
     def _cotangents(self, requested: Any) -> Any:

@@ -115,6 +115,11 @@ class Program(Layer):
         read = (leaf.edges[key].edge for leaf in self.leaves for key in leaf.input_names)
         return any(edge is output for edge in (*read, *(e.edge for e in self.results.values())))
 
+    def state_name(self, key: str) -> str:
+        """Return the name of a state of the current layer, numbered if several layers have such states."""
+        alike = [leaf for leaf in self.leaves if type(leaf) is type(self._current) and leaf.has_states]
+        return key if len(alike) == 1 else f"{key}_{alike.index(self._current)}"
+
     def array(self, numbers: Any) -> np.ndarray[Any, Any]:
         """Return an array of the program's floats."""
         return np.asarray(numbers, dtype=as_dtype(self.float_dtype).numpy)

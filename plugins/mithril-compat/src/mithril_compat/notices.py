@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from os.path import dirname
+from types import FrameType
+from typing import Any
 
 from mithril_compat.spellings import SPELLINGS
 
@@ -25,10 +28,16 @@ def old_name(name: str) -> None:
     warnings.warn_explicit(text, PredecessorWarning, *_place())
 
 
+def is_called_by_program(constructed: Any) -> bool:
+    """Whether the program constructs an object, in whose constructor this is called, not a layer of this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_locals.get("self") is constructed:
+        frame = frame.f_back
+    return frame is not None and not dirname(frame.f_code.co_filename).startswith(_PACKAGE)
+
+
 def _place() -> tuple[str, int]:
     """Return the file and line of the program, which is the first frame outside of this package."""
-    import sys
-
     frame = sys._getframe(1)
     while frame.f_back is not None and dirname(frame.f_code.co_filename).startswith(_PACKAGE):
         frame = frame.f_back

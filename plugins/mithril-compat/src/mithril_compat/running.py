@@ -79,13 +79,18 @@ class Finder(MetaPathFinder):
         return None
 
 
+def redirect(folder: str) -> None:
+    """Let the modules in a folder import the predecessor's names, also from where they import each other."""
+    sys.path.insert(0, folder)
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), Finder(folder))  # after the built-in modules
+
+
 def run(script: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
     """Run a script as ``__main__``, and return its names."""
     path = os.path.abspath(script)
     folder = os.path.dirname(path)
     sys.argv = [script, *arguments]
-    sys.path.insert(0, folder)
-    sys.meta_path.insert(sys.meta_path.index(PathFinder), Finder(folder))  # after the built-in modules
+    redirect(folder)
     main = ModuleType("__main__")
     main.__file__ = path
     os.environ[SCRIPT] = path

@@ -12,7 +12,16 @@ from mithril_compat.language.connection import Constant
 
 DataType = TypeVar("DataType")
 GenericDataType = Any
-Dtype = today.DType
+
+
+class Dtype:
+    """The dtypes by name."""
+
+    uint8, int8, int16, int32, int64 = today.uint8, today.int8, today.int16, today.int32, today.int64
+    float16, bfloat16, float32, float64 = today.float16, today.bfloat16, today.float32, today.float64
+    bool = today.bool_
+
+
 bool = today.bool_
 int8, int16, int32, int64, uint8 = today.int8, today.int16, today.int32, today.int64, today.uint8
 float16, bfloat16, float32, float64 = today.float16, today.bfloat16, today.float32, today.float64

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mithril import ModelError
 from mithril.graph import closest
 from mithril_compat.language.connection import TBD, Connection, Targets
-from mithril_compat.notices import old_name
+from mithril_compat.notices import is_called_by_program, old_name
 
 if TYPE_CHECKING:
     from mithril_compat.language.model import Model
@@ -54,7 +54,7 @@ class Block:
         self.edges: dict[str, Connection] = {}
         self.cins: list[Connection] = []
         self.couts: list[Connection] = []
-        if type(self).__module__.startswith("mithril_compat."):
+        if is_called_by_program(self):
             old_name(type(self).__name__)
 
     # -- terminals ---------------------------------------------------------------------------------------------------
@@ -192,6 +192,7 @@ class Leaf(Block):
     usual: tuple[str, ...] | None = None  # terminals that ``+=`` connects; None: the first one without a default
     usual_outputs: tuple[str, ...] | None = None
     absent: tuple[str, ...] = ()
+    statistics: tuple[str, ...] = ()  # inputs that get their shape from the layer, as weights do
     integers: tuple[str, ...] = ()  # inputs that are integers unless declared otherwise
 
     def __init__(self, *args: Any, name: str | None = None, **given: Any) -> None:
@@ -215,6 +216,8 @@ class Leaf(Block):
         if missing:
             self._refuse(f"needs the argument '{missing[0]}'")
         self.absent = tuple(key for flag, key in ABSENT.items() if self.settings.get(flag) is False)
+        if self.has_states:
+            self.absent += self.statistics
         values = {key: value for key, value in values.items() if key not in self.absent}
         self._declare(values)
 
@@ -241,6 +244,11 @@ class Leaf(Block):
         if isinstance(value, Connection):
             return value
         return Connection(value=value)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the layer has states of its own: running statistics in training."""
+        return self.settings.get("inference") is False
 
     def outputs_in_order(self) -> list[Connection]:
         return [self.edges[key] for key in self.outputs]
@@ -273,6 +281,7 @@ def leaf(
     cins: str | None = None,
     couts: str = "",
     integers: str = "",
+    statistics: str = "",
 ) -> type[Leaf]:
     """Return the class of a layer that computes by this function."""
     body: dict[str, Any] = {
@@ -282,6 +291,7 @@ def leaf(
         "usual": None if cins is None else tuple(cins.split()),
         "usual_outputs": tuple(couts.split()) or None,
         "integers": tuple(integers.split()),
+        "statistics": tuple(statistics.split()),
         "__doc__": function.__doc__,
         "__module__": function.__module__,
     }

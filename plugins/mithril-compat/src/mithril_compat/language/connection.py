@@ -106,6 +106,8 @@ class Connection:
         *,
         expose: bool | None = None,
     ) -> None:
+        if isinstance(value, (tuple, list)) and any(isinstance(x, Tensor) and x.value is TBD for x in value):
+            value = TBD  # a tuple of unknown tensors declares a type
         self.name = name
         self.home: Any = None  # the model in which it has its name
         self.alias: Connection | None = None

@@ -277,9 +277,28 @@ def Slice(start: Any = TBD, stop: Any = TBD, step: Any = TBD) -> Any:
 
 @block()
 def Indexer(index: Any = TBD, input: Any = TBD) -> Any:
-    if not is_tensor(input):
-        return input[index]
-    return input[tuple(index) if isinstance(index, list) and any(isinstance(i, slice) for i in index) else index]
+    if is_tensor(input) and isinstance(index, (tuple, list)) and sum(map(is_tensor, index)) > 1:
+        return _gathered(input, list(index))
+    return input[index]
+
+
+def _gathered(x: Any, index: list[Any]) -> Any:
+    """Return the elements at arrays of positions on adjacent axes, one of which they become."""
+    if ... in index:
+        position = index.index(...)
+        index[position : position + 1] = [slice(None)] * (x.ndim - len(index) + 1)
+    axes = [k for k, part in enumerate(index) if is_tensor(part)]
+    first, last = axes[0], axes[-1]
+    if axes != list(range(first, last + 1)) or any(not isinstance(p, slice) for p in index if not is_tensor(p)):
+        raise ModelError("arrays of positions are on adjacent axes, next to slices", facts=[f"index of {x.type}"])
+    x = x[tuple(slice(None) if is_tensor(part) else part for part in index)]
+    flat: Any = 0
+    for axis in axes:
+        size = x.shape[axis]
+        place = ops.cast(index[axis], dtype="int32")
+        flat = flat * size + ops.where(place < 0, place + size, place)
+    merged = ops.reshape(x, shape=(*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
+    return ops.take(merged, flat, axis=first)
 
 
 def _collector(title: str, make: Callable[..., Any], cins: bool = False) -> type[Leaf]:

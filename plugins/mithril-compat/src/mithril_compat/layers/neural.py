@@ -153,17 +153,23 @@ def GroupNorm(num_groups: Any = 32, use_scale: bool = True, use_bias: bool = Tru
     return y + fill(bias, shape) if use_bias else y
 
 
-@block(options="num_features use_scale use_bias momentum inference")
+@block(options="num_features use_scale use_bias momentum inference", statistics="running_mean running_var")
 def BatchNorm2D(num_features: Any = None, use_scale: bool = True, use_bias: bool = True, eps: Any = 1e-5,
                 momentum: Any = 0.1, inference: bool = True, *, input: Any = TBD, weight: Any = WEIGHT,
                 bias: Any = WEIGHT, running_mean: Any = TBD, running_var: Any = TBD, program: Any) -> Any:  # fmt: skip
     channels = input.shape[1]
     column = (1, channels, 1, 1)
     if inference:
-        mean, variance = (ops.reshape(x, shape=column) for x in (running_mean, running_var))
+        mean, variance = (ops.reshape(fill(x, (channels,)), shape=column) for x in (running_mean, running_var))
     else:
         mean = ops.mean(input, axis=(0, 2, 3), keepdims=True)
         variance = ops.var(input, axis=(0, 2, 3), keepdims=True)
+        count = input.shape[0] * input.shape[2] * input.shape[3]
+        observed = {"running_mean": mean, "running_var": variance * (count / (count - 1))}
+        for key, statistic in observed.items():
+            name = program.state_name(key)
+            before = program.state(name, (channels,), "zeros" if key == "running_mean" else "ones")
+            program.update_state(name, before * (1.0 - momentum) + ops.reshape(statistic, shape=(channels,)) * momentum)
     y = (input - mean) / ops.sqrt(variance + float(eps))
     y = y * fill(weight, column) if use_scale else y
     return y + fill(bias, column) if use_bias else y
