@@ -96,6 +96,24 @@ def test_an_operation_of_jax(row):
     assert_same(expected, mithril(row[1]))
 
 
-def test_the_block_of_a_module_runs():
-    for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M):
-        exec(compile(block, "docs/migrating.md", "exec"), {"__name__": "guide"})
+@pytest.mark.filterwarnings("ignore:.*is the predecessor's:FutureWarning")
+@pytest.mark.parametrize(
+    "block", re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M), ids=["module", "predecessor"]
+)
+def test_blocks_run(block):
+    if "mithril_compat" in block:
+        pytest.importorskip("mithril_compat")
+    exec(compile(block, "docs/migrating.md", "exec"), {"__name__": "guide"})
+
+
+PREDECESSOR = rows("The predecessor of mithril", "predecessor")
+REWRITTEN = [row for row in PREDECESSOR if re.fullmatch(r"`[^`]+`", row[1])]
+
+
+@pytest.mark.parametrize("row", REWRITTEN, ids=lambda row: row[0])
+def test_a_name_of_the_predecessor_is_rewritten(row):
+    codemod = pytest.importorskip("mithril_compat.migration.codemod")
+    names = "import mithril as ml\nfrom mithril.models import Convolution2D\n"
+    result = codemod.migrated(f"{names}{code(row[0])}\n")
+    assert (result.source.splitlines()[-1], result.remaining) == (code(row[1]), [])
+    assert len(REWRITTEN) >= 8

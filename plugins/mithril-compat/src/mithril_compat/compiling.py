@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,7 +17,6 @@ from mithril_compat.naming import all_states, free_inputs, long_names, output_na
 from mithril_compat.notices import old_name
 
 Keys = Iterable[str | Connection]
-JITTED = ("jax", "mlx", "torch")  # backends that read the option jit
 
 
 class PhysicalModel:
@@ -80,14 +80,16 @@ class PhysicalModel:
         typed = {n: backend.to_numpy(v) if backend.is_array(v) else v for n, v in constants.items()}
         declared = {n: [... if isinstance(k, tuple) else k for k in s] for n, s in sizes.items() if n in arguments}
         self._sizes = {**declared, **{n: v.shape for n, v in typed.items() if hasattr(v, "shape")}}
-        self.compiled = today.compile(
-            self._program,
-            backend,
-            constants={n: v for n, v in typed.items() if n in inputs},
-            shapes={n: s for n, s in declared.items() if n not in constants},
-            inference=inference,
-            **options,
-        )
+        with warnings.catch_warnings():  # programs of the predecessor pass jit= to all backends
+            warnings.filterwarnings("ignore", ".*reads the option jit", today.OptionWarning)
+            self.compiled = today.compile(
+                self._program,
+                backend,
+                constants={n: v for n, v in typed.items() if n in inputs},
+                shapes={n: s for n, s in declared.items() if n not in constants},
+                inference=inference,
+                **options,
+            )
 
     def _key(self, key: str | Connection, keys: Mapping[str, Any]) -> str:
         name = self._names.get(id(key.edge)) if isinstance(key, Connection) else key
@@ -254,7 +256,7 @@ def compile(
         shapes=shapes or {},
         inference=inference,
         use_short_namings=use_short_namings,
-        options={**({"jit": jit} if backend.name in JITTED else {}), **more, **options},
+        options={**({} if jit else {"jit": False}), **more, **options},
     )
 
 

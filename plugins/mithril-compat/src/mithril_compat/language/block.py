@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from mithril import ModelError
 from mithril.graph import closest
 from mithril_compat.language.connection import TBD, Connection, Targets
 from mithril_compat.notices import is_called_by_program, old_name
-
-if TYPE_CHECKING:
-    from mithril_compat.language.model import Model
 
 # Positional arguments of connect, where they are not ``input``, the other inputs, and the outputs.
 POSITIONS = {
@@ -49,7 +46,7 @@ class Block:
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
-        self.parent: Model | None = None
+        self.parent: Block | None = None
         self.pending: Targets | None = None  # targets of a call that no model has adopted yet
         self.edges: dict[str, Connection] = {}
         self.cins: list[Connection] = []

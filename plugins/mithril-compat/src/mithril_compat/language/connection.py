@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from mithril import ModelError
-
-if TYPE_CHECKING:
-    from mithril_compat.language.block import Block
 
 
 class Unset(Enum):
@@ -84,7 +81,7 @@ class Constant(Enum):
 
 
 # The layers of operators on connections, by operator; ``mithril_compat.layers`` sets them.
-operators: dict[str, Callable[..., Block]] = {}
+operators: dict[str, Callable[..., Any]] = {}
 
 
 def apply(kind: str, *operands: Any, **settings: Any) -> Any:
@@ -117,7 +114,7 @@ class Connection:
         self.differentiable = differentiable
         self.exposed = expose
         self.origin_name = name
-        self.producer: Block | None = None
+        self.producer: Any = None  # the layer whose output it is
         if isinstance(value, Tensor) and value.value is TBD:
             self.value, self.type = TBD, value.type
             self.declared_shape = None if value.shape is None else tuple(value.shape)

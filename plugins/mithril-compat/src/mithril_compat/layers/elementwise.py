@@ -33,9 +33,9 @@ def is_tensor(x: Any) -> bool:
     return isinstance(x, Value)
 
 
-def _bool_or_op(op: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _bool_or_op(operation: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return the operation, and Python's for plain values."""
-    return lambda *xs: op(*xs) if any(map(is_tensor, xs)) else plain(*xs)
+    return lambda *xs: operation(*xs) if any(map(is_tensor, xs)) else plain(*xs)
 
 
 Absolute = _unary("Absolute", abs)
@@ -177,18 +177,18 @@ def StableReciprocal(input: Any = TBD, threshold: Any = Constant.STABLE_RECIPROC
     return ops.where(small, line, 1.0 / ops.where(small, 1.0, input))
 
 
-def _reduction(name: str, op: Any, numbers: Callable[[Any], Any] | None = None, **extra: Any) -> type[Leaf]:
+def _reduction(name: str, operation: Any, numbers: Callable[[Any], Any] | None = None, **extra: Any) -> type[Leaf]:
     def compute(axis: Any = None, keepdim: Any = False, input: Any = TBD) -> Any:
-        return op(input, axis=tuple(axis) if isinstance(axis, list) else axis, keepdims=bool(keepdim))
+        return operation(input, axis=tuple(axis) if isinstance(axis, list) else axis, keepdims=bool(keepdim))
 
     return leaf(name, compute)
 
 
-def _index_of(name: str, op: Any) -> type[Leaf]:
+def _index_of(name: str, operation: Any) -> type[Leaf]:
     def compute(axis: Any = None, keepdim: Any = False, input: Any = TBD) -> Any:
         if axis is None:
-            return op(ops.reshape(input, shape=(-1,)), axis=0)
-        return op(input, axis=axis, keepdims=bool(keepdim))
+            return operation(ops.reshape(input, shape=(-1,)), axis=0)
+        return operation(input, axis=axis, keepdims=bool(keepdim))
 
     return leaf(name, compute)
 
