@@ -41,6 +41,17 @@ def test_every_file_is_whole_and_valid(kind, name):
     assert defined & set(HOOKS)
 
 
+def test_workflows_test_the_lowest_and_latest_versions_and_sign_releases():
+    files = render("op", facts("op", "shiny"))
+    tests = files[".github/workflows/tests.yml"]
+    jobs = [
+        line.strip().partition(":")[0] for line in tests.partition("jobs:\n")[2].splitlines() if line[2:3].isalpha()
+    ]
+    assert jobs == ["latest", "lowest", "nightly"]
+    assert "--resolution lowest-direct" in tests and "--prerelease allow" in tests and "cron" in tests
+    assert "attest-build-provenance" in files[".github/workflows/release.yml"]
+
+
 def test_generated_code_is_clean(tmp_path):
     if importlib.util.find_spec("ruff") is None:
         pytest.skip("ruff is not installed")
