@@ -85,13 +85,19 @@ def test_examples_of_layers_are_complete():
 
 
 def test_every_name_for_plugins_has_an_example():
-    missing = [page.name for page in pages("name").values() if "## Example\n\n```python\n" not in page.text()]
+    listed = [*pages("name").values(), *pages("error").values()]
+    missing = [page.name for page in listed if not re.search(r"^## Examples?\n\n```python\n", page.text(), re.M)]
     assert not missing
+
+
+def test_page_of_rules_says_how_they_capture():
+    (page,) = find("rule")
+    assert "keyword-only parameters capture" in page.text() and "factor=2.0" in page.text()
 
 
 def test_examples_of_names_for_plugins_run():
     """Run in a process of their own, because some declare operations."""
-    code = "from mithril_tools.reference.author_names import blocks\nfor k, block in enumerate(blocks()):\n"
+    code = "from mithril_tools.reference.author_examples import blocks\nfor k, block in enumerate(blocks()):\n"
     code += "    exec(compile(block, f'example {k}', 'exec'), {'__name__': 'example'})\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

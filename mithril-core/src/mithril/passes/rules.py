@@ -238,7 +238,10 @@ def rule(
 ) -> Rule:
     """Create a rewrite rule. ``exact`` asserts bit-identical results, including signed zeros and infinities.
 
-    ``when(operands..., captured keywords)`` returns True, or else False or the reason why the rule is not applicable.
+    Positional parameters of ``before`` are operands and match any value. Its keyword-only parameters capture: an
+    attribute where they are passed as one, a constant scalar where they are used as an operand. ``after`` and ``when``
+    take the operands, and by name those of the captured values that they need; tests of the rule use the defaults.
+    ``when`` returns True, or else False or the reason why the rule is not applicable.
     """
     rule_name = name if name is not None else str(getattr(after, "__name__", "rule"))
     if rule_name == "<lambda>":

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import mithril
 from mithril.graph import operations
+from mithril_tools.reference.author_examples import examples
 from mithril_tools.reference.entries import members_table
 from mithril_tools.reference.guides import read
 from mithril_tools.reference.layers import layer_classes
@@ -145,28 +146,6 @@ def _home(module: str, name: str) -> str:
 
 def _plain(value: Any) -> bool:
     return type(value).__module__ in ("builtins", "typing", "types", "collections.abc")
-
-
-# -- examples --------------------------------------------------------------------------------------------------------
-def blocks() -> list[str]:
-    """Return the examples of ``author_examples.md``, of modules that are installed."""
-    text = Path(__file__).with_name("author_examples.md").read_text(encoding="utf-8")
-    written = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
-    return [block for block in written if all(find_spec(name.partition(".")[0]) for name, _ in _imported(block))]
-
-
-@cache
-def examples() -> dict[tuple[str, str], str]:
-    """Return by module and name the shortest example that imports the name."""
-    uses: dict[tuple[str, str], str] = {}
-    for block in sorted(blocks(), key=len, reverse=True):
-        uses.update(dict.fromkeys(_imported(block), block))
-    return uses
-
-
-def _imported(block: str) -> list[tuple[str, str]]:
-    nodes = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
-    return [(node.module or "", alias.name) for node in nodes for alias in node.names]
 
 
 def _files(package: str) -> list[Path]:

@@ -13,6 +13,7 @@ import mithril
 from mithril import plugins
 from mithril.compiler import option_rows
 from mithril.plugins import HOOKS, WRAPPABLE, pip_hints
+from mithril_tools.reference.author_examples import examples
 from mithril_tools.reference.error_pages import error_classes
 from mithril_tools.reference.page import Page, call_block, fence, first_line, prose, sections, signature_text, table
 
@@ -186,9 +187,9 @@ def class_text(name: str) -> str:
             for r in option_rows()
         ]
         return f"{head}\n\n{sections([('Options', table(('option', 'meaning'), options))])}"
-    if not inspect.isclass(value):
-        return head
-    return f"{head}\n\n{sections([('Members', members_table(value))])}".rstrip()
+    example = examples().get(("mithril", name), "")
+    members = members_table(value) if inspect.isclass(value) else ""
+    return f"{head}\n\n{sections([('Members', members), ('Example', example and fence(example))])}".rstrip()
 
 
 def members_table(value: type) -> str:

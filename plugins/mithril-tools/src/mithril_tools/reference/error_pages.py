@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mithril import graph
 from mithril.plugins import found
+from mithril_tools.reference import author_examples
 from mithril_tools.reference.guides import mistakes
 from mithril_tools.reference.page import Page, fence, first_line, prose, sections, table
 
@@ -34,6 +35,8 @@ def error_text(cls: type) -> str:
         for name, code, text in mistakes()
         if name == cls.__name__
     ]
+    example = author_examples.examples().get(("mithril.graph", cls.__name__))
+    examples += [fence(example)] if example and not examples else []
     causes = sorted(set(raised_texts().get(cls.__name__, [])))
     rows = [(f"`{message}`", f"{hint}" and f"`{hint}`") for message, hint in causes]
     parts = (
