@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mithril_tools.cli.verify import SUMMARY, _doctor, faults_of, summary_of, text_of, with_summary
+from mithril_tools.cli.verify import SUMMARY, _doctor, faults_of, requirement, summary_of, text_of, with_summary
 
 INFO = "mithril_shiny-0.1.0.dist-info"
 METADATA = """Metadata-Version: 2.4
@@ -65,6 +65,13 @@ def test_faults_of_a_wheel_are_named(tmp_path, name):
     assert list(faults_of(wheel(tmp_path, {}))) == []
     changes, expected = BAD[name]
     assert list(faults_of(wheel(tmp_path, changes))) == [expected]
+
+
+def test_requirements_of_tests_are_installed(tmp_path):
+    path = wheel(tmp_path, {})
+    assert requirement(path) == str(path)
+    with_extra = METADATA.replace("\n\n", "\nProvides-Extra: test\n\n", 1)
+    assert requirement(wheel(tmp_path, {f"{INFO}/METADATA": with_extra})) == f"{path}[test]"
 
 
 def test_wheel_states_the_summary_and_is_the_same_twice(tmp_path):

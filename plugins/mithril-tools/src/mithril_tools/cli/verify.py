@@ -44,8 +44,9 @@ print(json.dumps([examine(plugin) for plugin in own]))
 def verify(folder: Path, output: Path, offline: bool, as_json: bool) -> None:
     """Build the distribution in FOLDER, check it, and write a wheel that states the result.
 
-    The wheel is installed into an empty environment, where `mithril doctor` and the tests of FOLDER run. Its metadata
-    then hold the counts of the conformance kit, which `mithril plugins` shows. The exit status is 1 if a check fails.
+    The wheel is installed with its extra `test` into an empty environment, where `mithril doctor`
+    and the tests of FOLDER run. Its metadata then hold the counts of the conformance kit, which `mithril plugins`
+    shows. The exit status is 1 if a check fails.
     """
     with tempfile.TemporaryDirectory() as scratch:
         report = examine(folder.resolve(), Path(scratch), offline)
@@ -133,13 +134,21 @@ def _environment(place: Path, wheel: Path, offline: bool) -> Path:
     python = place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     install = ["--python", str(python), "install", "-q", "--no-warn-script-location"]
     if not offline:
-        _pip(*install, str(wheel), *TESTERS)
+        _pip(*install, requirement(wheel), *TESTERS)
         return python
     _pip(*install, "--no-deps", str(wheel))
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(place)}))
     # Packages of the wheel come first; this environment has the others.
     (site / "requirements.pth").write_text("\n".join(path for path in sys.path if os.path.isdir(path)))
     return python
+
+
+def requirement(wheel: Path) -> str:
+    """Return the wheel as a requirement, with its extra of the name ``test`` if it has one."""
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        extras = re.findall(r"^Provides-Extra: (.*)$", archive.read(metadata).decode(), re.MULTILINE)
+    return f"{wheel}[test]" if "test" in extras else str(wheel)
 
 
 def _run(python: Path, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
