@@ -10,6 +10,7 @@ OLD = """
 import mithril as ml
 from mithril.models import Model, Linear, Relu
 from mithril.types import DataType
+from mithril_parts import NAME
 from parts import head
 
 model = Model()
@@ -19,7 +20,7 @@ model += head().connect(output="output")
 backend = ml.NumpyBackend(dtype=ml.float64)
 compiled = ml.compile(model, backend, shapes={"input": [2, 3]}, jit=False)
 params = {name: backend.ones(*x.shape) for name, x in compiled.randomize_params().items()}
-print(compiled.evaluate(params, {"input": backend.ones(2, 3)})["output"].tolist(), __name__)
+print(compiled.evaluate(params, {"input": backend.ones(2, 3)})["output"].tolist(), __name__, NAME)
 """
 PART = """
 from mithril.models import Linear
@@ -34,6 +35,7 @@ def head():
 def folder(tmp_path):
     (tmp_path / "program.py").write_text(textwrap.dedent(OLD))
     (tmp_path / "parts.py").write_text(textwrap.dedent(PART))
+    (tmp_path / "mithril_parts.py").write_text("import mithril\n\nNAME = mithril.__name__\n")  # a plugin's package
     return tmp_path
 
 
@@ -45,10 +47,11 @@ def run(*arguments, folder):
 
 def test_a_program_and_its_modules_run_unchanged(folder):
     done = run("-m", "mithril_compat", "program.py", folder=folder)
-    assert done.stdout == "[[16.0], [16.0]] __main__\n"
+    assert done.stdout == "[[16.0], [16.0]] __main__ mithril\n"
     assert "PredecessorWarning: 'connect' is the predecessor's" in done.stderr
-    assert "program.py:8" in done.stderr
-    assert not (folder / "__pycache__").exists()  # bytecode of a redirected module would mislead Python
+    assert "program.py:9" in done.stderr
+    written = {file.name.partition(".")[0] for file in folder.glob("__pycache__/*")}
+    assert "parts" not in written  # bytecode of a redirected module would mislead Python
 
 
 TODAY = [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from mithril.graph import closest
 from mithril_compat.compiling import PhysicalModel
 from mithril_compat.language.block import Block, Joining
 from mithril_compat.language.connection import NOT_GIVEN, TBD, Connection, Constant, IOKey, Tensor
@@ -33,3 +36,14 @@ __all__ = [
     "functional",
 ]
 __all__ += list(LAYERS)
+_OPERATORS = ("Activation", "CustomPrimitiveModel", "PrimitiveModel")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OPERATORS:
+        raise AttributeError(
+            f"'{name}' of the predecessor is not offered; declare an operation: docs/writing-plugins.md"
+        )
+    similar = closest(name, __all__, 1)
+    hint = f"; did you mean '{similar[0]}'?" if similar else ""
+    raise AttributeError(f"the predecessor has no layer '{name}'{hint}")
