@@ -14,6 +14,7 @@ from mithril_cbackend.lowering.element.dynamic_slices import update_starts
 from mithril_cbackend.lowering.element.element_reader import Index, operand, shape_of
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
+from mithril_cbackend.lowering.element.repetition import repeat_elements, repetition
 from mithril_cbackend.lowering.element.segments import Segments, segments_of
 from mithril_cbackend.lowering.element.transpose import final_transpose, transpose_squares
 from mithril_cbackend.lowering.element.vectorization import is_plain, pieces, vectorizable
@@ -102,6 +103,10 @@ def elementwise(kernel: Kernel, name: str, machine: Machine) -> Any:
     node = None if machine.launches else final_transpose(kernel, machine.lanes())
     if node is not None:
         transpose_squares(frame, node)
+        return frame.finish()
+    node = None if machine.launches else repetition(kernel, machine.lanes())
+    if node is not None:
+        repeat_elements(frame, node)
         return frame.finish()
     parts = None if machine.launches else segments_of(kernel)
     if parts is not None:

@@ -11,6 +11,7 @@ from mithril_cbackend.lowering.element.element_reader import Index, shape_of
 from mithril_cbackend.lowering.element.elementwise import SMALL, aligned_values, merge, merged
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
+from mithril_cbackend.lowering.element.repetition import repetition
 from mithril_cbackend.lowering.element.segments import segments_of
 from mithril_cbackend.lowering.element.transpose import final_transpose
 from mithril_cbackend.lowering.element.vectorization import vectorizable
@@ -23,6 +24,8 @@ def declines(kernel: Kernel, machine: Machine) -> str | None:
         return "a scalar has no loops"
     if final_transpose(kernel, machine.lanes()) is not None:
         return "a transposition exchanges squares in registers"
+    if repetition(kernel, machine.lanes()) is not None:
+        return "repeated elements are spread in registers"
     if segments_of(kernel) is not None:
         return "joined or padded values have a loop for each segment"
     return None
