@@ -178,9 +178,9 @@ def against_python(executable: Any, files: Any) -> dict[str, float]:
     """Return the times of gcc's and clang's code relative to the program in this process."""
     flags = f"CFLAGS={files.contents.target.flags_of('clang')} -fno-sanitize=all"
     clang = f"CC={sys.executable} -m ziglang cc"
-    subprocess.run(["make", "-s", "-B", "-C", files.folder, "model.o", clang, flags], check=True)
-    other = files.folder / "libclang.so"  # linked by gcc, because ziglang compiles a C library first
-    subprocess.run(["gcc", "-shared", "-o", other, files.folder / "model.o", "-lm"], check=True)
+    subprocess.run(["make", "-s", "-B", "-C", files.path, "model.o", clang, flags], check=True)
+    other = files.path / "libclang.so"  # linked by gcc, because ziglang compiles a C library first
+    subprocess.run(["gcc", "-shared", "-o", other, files.path / "model.o", "-lm"], check=True)
     case = files.contents.cases[0]
     expected = case.results["output"]
     calls: dict[str, Any] = {"Python": lambda: executable.run(executable.address)}

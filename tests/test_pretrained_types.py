@@ -81,7 +81,7 @@ def test_lora_is_merged_into_the_weights(model):
 def test_changed_weights_are_written_as_a_folder_that_transformers_reads(model, tmp_path):
     compiled = ml.compile(model, "numpy", inference=True)
     changed = {name: x * np.float32(1.5) for name, x in model.pretrained.items()}
-    folder = compiled.export(tmp_path / "changed", params=changed, format="huggingface")
+    folder = compiled.export(tmp_path / "changed", params=changed, format="huggingface").path
     ids = np.arange(3, 17).reshape(2, 7)
     module = types.transformers.AlbertForMaskedLM.from_pretrained(folder).eval()
     with torch.no_grad():

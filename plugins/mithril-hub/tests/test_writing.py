@@ -29,7 +29,7 @@ def compiled_of(folder, **options):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_written_folder_has_the_tensors_of_its_source(family, folders, tmp_path):
     source = folders(family)
-    written = compiled_of(source).export(tmp_path / "out", format="huggingface")
+    written = compiled_of(source).export(tmp_path / "out", format="huggingface").path
     expected, tensors = load_file(source / "model.safetensors"), load_file(written / "model.safetensors")
     assert (
         tensors.keys() <= expected.keys()
@@ -52,7 +52,7 @@ def test_changed_parameters_and_their_dtype(tmp_path):
     (source / "code.py").write_text("raise SystemExit")
     compiled = compiled_of(source)
     doubled = {n: 2 * compiled.backend.to_numpy(x) for n, x in compiled.params.items()}
-    written = compiled.export(tmp_path / "out", format="huggingface", params=doubled, dtype="bfloat16")
+    written = compiled.export(tmp_path / "out", format="huggingface", params=doubled, dtype="bfloat16").path
     assert (written / "chat_template.jinja").read_text() == "{{ messages }}"
     assert (written / "1_Pooling" / "config.json").read_text() == "{}" and not (written / "code.py").exists()
     model = ml.from_pretrained(written)
@@ -62,13 +62,13 @@ def test_changed_parameters_and_their_dtype(tmp_path):
 
 def test_stacked_experts_are_separate_in_the_files(folders, tmp_path):
     source = folders("mixtral")
-    written = compiled_of(source, stack_experts=True).export(tmp_path / "out", format="huggingface")
+    written = compiled_of(source, stack_experts=True).export(tmp_path / "out", format="huggingface").path
     np.testing.assert_array_equal(compiled_of(written)(X)["logits"], compiled_of(source)(X)["logits"])
 
 
 def test_a_model_with_a_cache_is_written_before_its_first_call(folders, tmp_path):
     compiled = compiled_of(folders("llama2"), cache=8)
-    written = compiled.export(tmp_path / "out", format="huggingface")
+    written = compiled.export(tmp_path / "out", format="huggingface").path
     np.testing.assert_array_equal(compiled_of(written)(X)["logits"], compiled_of(folders("llama2"))(X)["logits"])
     model = ml.from_pretrained(folders("llama2"), cache=8).replace("lm_head", Linear(7))
     with pytest.raises(InputError, match="there are no parameters to export"):
@@ -80,7 +80,7 @@ def test_names_are_those_of_the_source(tmp_path):
     source = write_folder(tmp_path / "copy", record["config"], record["shapes"])
     short = {n.removeprefix("model."): x for n, x in load_file(source / "model.safetensors").items()}
     save_file(short, source / "model.safetensors")
-    written = compiled_of(source).export(tmp_path / "out", format="huggingface")
+    written = compiled_of(source).export(tmp_path / "out", format="huggingface").path
     assert load_file(written / "model.safetensors").keys() == short.keys()
     compiled_of(written).export(written, format="huggingface")  # over the files that it has mapped
     np.testing.assert_array_equal(compiled_of(written)(X)["logits"], compiled_of(source)(X)["logits"])
@@ -92,7 +92,7 @@ def test_a_head_with_its_own_weights_is_said_in_the_configuration(tmp_path):
     tensors = load_file(source / "model.safetensors")
     head = 2 * tensors["model.embed_tokens.weight"]
     save_file(tensors | {"lm_head.weight": head}, source / "model.safetensors")
-    written = compiled_of(source).export(tmp_path / "out", format="huggingface")
+    written = compiled_of(source).export(tmp_path / "out", format="huggingface").path
     assert json.loads((written / "config.json").read_text())["tie_word_embeddings"] is False
     np.testing.assert_array_equal(load_file(written / "model.safetensors")["lm_head.weight"], head)
 

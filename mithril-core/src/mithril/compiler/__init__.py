@@ -15,6 +15,7 @@ HOMES = {
     "interpreter": ("Interpreter",),
     "memory_usage": ("ProgramMemory", "largest_sizes", "memory_use"),
     "model_files": ("load",),
+    "model_export": ("Exported",),
     "model_transforms": ("gradients", "parse", "grad", "hessian", "hvp", "jacobian", "jvp", "vjp", "vmap"),
     "option_table": (
         *("OptionRegistry", "Settings", "option_registry"),

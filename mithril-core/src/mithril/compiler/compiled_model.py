@@ -13,6 +13,7 @@ from mithril.backend import check_call, checked, covers, reject_surplus, require
 from mithril.compiler.bound_weights import is_built_at_once
 from mithril.compiler.call_records import CallRecords
 from mithril.compiler.evaluation import Evaluation
+from mithril.compiler.model_export import Exported, export
 from mithril.compiler.parameters import UNBOUND, UNKNOWN, Parameters
 from mithril.compiler.plugin_methods import PluginMethods
 from mithril.compiler.plugin_records import inventory
@@ -386,13 +387,12 @@ class CompiledModel(PluginMethods):
         return self._parameters.load_state_dict(tensors, strict)
 
     @checked()
-    def export(self, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
+    def export(self, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Exported:
         """Write the model with its parameters to a file or directory, such as ``model.gguf`` or C source.
 
         The suffix or ``format`` selects the format; ``options`` belong to the format. `mithril plugins` lists formats.
+        The result has the ``path``, the size in ``bytes``, and the ``decisions`` on the way.
         """
-        from mithril.compiler.model_export import export
-
         return export(self, path, format=format, **options)
 
     # -- inspection --------------------------------------------------------------------------------------------------

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mithril import plugins
-from mithril.backend import Backend, annotated, check_call
+from mithril.backend import Backend, annotated, check_call, format_bytes
 from mithril.compiler.program import Compiled
-from mithril.graph import UnsupportedError
+from mithril.graph import Decisions, UnsupportedError
 
 
-def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
+@dataclass(frozen=True)
+class Exported:
+    """A written file or folder, and the decisions on the way. Formats add what else they know in a subclass."""
+
+    path: Path
+    decisions: Decisions = field(default_factory=Decisions, kw_only=True)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def bytes(self) -> int:
+        """The size of the file, or of all files in the folder."""
+        files = self.path.rglob("*") if self.path.is_dir() else [self.path]
+        return sum(file.stat().st_size for file in files if file.is_file())
+
+    def __str__(self) -> str:
+        return f"{self.path}: {format_bytes(self.bytes)}"
+
+
+def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Exported:
     """Export a compiled model; directories use the backend's format, or the only directory format."""
     text = os.fspath(path)
     if format is None and _is_folder(text):
@@ -25,7 +47,8 @@ def export(compiled: Compiled, path: str | os.PathLike[str], *, format: str | No
         )
     function = annotated(plugins.load_format(name, "saves"), f"the file format '{name.spec.name}'", name.plugin)
     check_call(f"format '{name.spec.name}'", function, (compiled, path), options, {})
-    return function(compiled, path, **options)
+    exported = function(compiled, path, **options)
+    return exported if isinstance(exported, Exported) else Exported(Path(text))
 
 
 def _folder_format(backend: Backend) -> str | None:

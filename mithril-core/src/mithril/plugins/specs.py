@@ -325,10 +325,10 @@ class FrontendSpec(_Named):
 class FileFormat:
     """A file format for compiled models: ``compiled.export(path)`` calls ``saves``, ``ml.load(path)`` calls ``loads``.
 
-    ``saves(compiled, path, **options)`` returns any value, ``loads(path, **options)`` a compiled model and
-    ``models(path)``, for ``ml.compile(path, backend)``, a model. A format without ``suffixes`` is a directory, selected
-    by name; ``marker`` is a file that only its folders have. ``backends`` limits the models that can be exported;
-    folders of the first one have this format by default.
+    ``saves(compiled, path, **options)`` may return a ``mithril.compiler.Exported``, ``loads(path, **options)`` returns
+    a compiled model and ``models(path)``, for ``ml.compile(path, backend)``, a model. A format without ``suffixes`` is
+    a directory, selected by name; ``marker`` is a file that only its folders have. ``backends`` limits the models that
+    can be exported; folders of the first one have this format by default.
     """
 
     name: str

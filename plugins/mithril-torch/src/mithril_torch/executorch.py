@@ -14,7 +14,7 @@ import torch
 
 from mithril.graph import BackendError, OptionError, UnsupportedError
 from mithril.system import files
-from mithril_torch.inference_module import Exported, examples, inference_module, require_static
+from mithril_torch.inference_module import ExportedModule, examples, inference_module, require_static
 
 DELEGATES = (None, "xnnpack")
 
@@ -26,7 +26,7 @@ def export(
     *,
     state: Mapping[str, Any] | None = None,
     delegate: str | None = None,
-) -> Exported:
+) -> ExportedModule:
     """Write the latest inference program of a model compiled for PyTorch.
 
     ``params`` defaults to the bound parameters. ``delegate="xnnpack"`` runs the supported operations in XNNPACK.
@@ -38,7 +38,7 @@ def export(
     program, graph = inference_module(compiled, params, state)
     require_static(graph, "ExecuTorch")
     file = files.write(path, _lowered(program, examples(compiled, graph, {}), delegate))
-    return Exported(file, file.stat().st_size, program.inputs, program.outputs)
+    return ExportedModule(file, program.inputs, program.outputs)
 
 
 def _lowered(program: torch.nn.Module, examples: tuple[Any, ...], delegate: str | None) -> bytes:

@@ -14,7 +14,7 @@ import torch
 
 from mithril.graph import BackendError, Graph, UnsupportedError, symbols
 from mithril.system import files
-from mithril_torch.inference_module import Exported, examples, inference_module
+from mithril_torch.inference_module import ExportedModule, examples, inference_module
 
 EXAMPLE = 3  # of a symbolic size: torch.export treats 0 and 1 as constants, and 2 as a likely multiple
 
@@ -26,7 +26,7 @@ def export(
     *,
     state: Mapping[str, Any] | None = None,
     aot: bool = False,
-) -> Exported:
+) -> ExportedModule:
     """Write the latest inference program of a model compiled for PyTorch; symbolic sizes of inputs stay symbolic.
 
     ``params`` defaults to the bound parameters. ``aot=True`` compiles it by AOTInductor, which needs a C++ compiler;
@@ -43,7 +43,7 @@ def export(
             hint="compile with integers in shapes=",
         ) from error
     file = files.write(path, _package(program) if aot else _archive(program))
-    return Exported(file, file.stat().st_size, module.inputs, module.outputs)
+    return ExportedModule(file, module.inputs, module.outputs)
 
 
 def _sizes(graph: Graph) -> tuple[dict[str, int], dict[str, Any] | None]:

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import torch
 
-from mithril.backend import format_bytes
+from mithril.compiler import Exported
 from mithril.graph import Graph, InputError, UnsupportedError, substitute, symbols
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedModule(Exported):
     """A written file. Its method ``forward`` takes ``inputs`` and returns ``outputs`` in these orders."""
 
-    path: Path
-    bytes: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
     def __str__(self) -> str:
-        return (
-            f"{self.path}: {format_bytes(self.bytes)}, forward({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})"
-        )
+        return f"{super().__str__()}, forward({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})"
 
 
 class InferenceModule(torch.nn.Module):  # type: ignore[misc]

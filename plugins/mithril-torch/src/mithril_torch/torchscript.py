@@ -17,7 +17,7 @@ import torch
 from mithril.backend import Forward
 from mithril.graph import UnsupportedError
 from mithril.system import files
-from mithril_torch.inference_module import Exported, examples, inference_module, require_static
+from mithril_torch.inference_module import ExportedModule, examples, inference_module, require_static
 
 LEVELS = (
     "traced",
@@ -100,7 +100,7 @@ def export(
     params: Mapping[str, Any] | None = None,
     *,
     state: Mapping[str, Any] | None = None,
-) -> Exported:
+) -> ExportedModule:
     """Write the latest inference program of a model compiled for PyTorch, which ``torch.jit.load`` reads.
 
     ``params`` defaults to the bound parameters.
@@ -118,4 +118,4 @@ def export(
             hint='compiled.export("model.pt2") writes it by torch.export',
         ) from error
     file = files.write(path, buffer.getvalue())
-    return Exported(file, file.stat().st_size, module.inputs, module.outputs)
+    return ExportedModule(file, module.inputs, module.outputs)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import mithril as ml
-from mithril.compiler import CompiledModel
+from mithril.compiler import CompiledModel, Exported
 from mithril.graph import Graph, InputError, UnsupportedError, bind, dtype as as_dtype, substitute
 from mithril.system import files
 from mithril_cbackend import toolchains
@@ -35,10 +35,9 @@ EMBEDDED = 8 << 20  # bytes; weights up to this size are also written as a C arr
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedC(Exported):
     """An exported directory, with the sizes of weights, arena and machine code."""
 
-    folder: Path
     contents: Contents
     library: Path | None = None
     code_bytes: int | None = None
@@ -49,7 +48,7 @@ class Exported:
         rows = [("weights", len(contents.weights)), ("arena", contents.arena_bytes)]
         if self.code_bytes is not None:
             rows.append(("machine code", self.code_bytes))
-        lines = [f"{self.folder}: C for {contents.target.arch or 'this machine'}"]
+        lines = [f"{self.path}: C for {contents.target.arch or 'this machine'}"]
         lines += [f"  {label:<14}{size:>14,} bytes" for label, size in rows]
         if self.quantization_error is not None:
             lines.append(f"  int8 weights change the results by {self.quantization_error:.2%} of their maximum")
@@ -65,7 +64,7 @@ def export(
     name: str = "model",
     library: str | None = "auto",
     embed: bool | None = None,
-) -> Exported:
+) -> ExportedC:
     """Write the latest program of a model as C; its symbolic sizes are arguments of a run.
 
     ``params`` defaults to the bound parameters. ``inputs`` are the inputs of the test program, random by default.
@@ -88,7 +87,7 @@ def export_program(
     name: str = "model",
     library: str | None = "auto",
     embed: bool | None = None,
-) -> Exported:
+) -> ExportedC:
     """Write any program of this backend as C, such as a training step.
 
     An output with the name of a parameter or of state is stored by the C code and used by its next run.
@@ -122,12 +121,12 @@ def export_program(
     write(contents, folder, small if embed is None else embed)
     kind = ("static" if target.arch else None) if library == "auto" else library
     if kind is None:
-        return Exported(folder, contents, quantization_error=error)
+        return ExportedC(folder, contents, quantization_error=error)
     compiler = target.toolchain.require()
     flags = target.flags_of(compiler)
     built = toolchains.build(folder, name, kind, compiler, flags)
     code = toolchains.code_bytes(toolchains.build(folder, name, "object", compiler, flags))
-    return Exported(folder, contents, built, code, error)
+    return ExportedC(folder, contents, built, code, error)
 
 
 def without_donations(graph: Graph) -> Graph:

@@ -13,7 +13,7 @@ import numpy as np
 
 import mithril
 from mithril import ops
-from mithril.compiler import InputSpec, ProgramKey, ProgramKind, manifest_of
+from mithril.compiler import Exported, InputSpec, ProgramKey, ProgramKind, manifest_of
 from mithril.derivatives import live_nodes
 from mithril.graph import (
     Decisions,
@@ -55,12 +55,12 @@ def export_gguf(
     quantize: str | Mapping[str, str | None] | None = None,
     metadata: Mapping[str, Any] | None = None,
     architecture: str | None = None,
-) -> Decisions:
+) -> Exported:
     """Write a compiled model, of whatever backend, so that ``ml.load(path)`` runs it without its Python code.
 
     Parameters are the bound ones if none are given; ``quantize`` is as of ``GGMLBackend``, whose own choice counts
     where it is left out. ``metadata`` may have ``name``, ``author``, ``description``, ``license`` and such, which
-    become GGUF's ``general.*``, and so do your own keys with a dot. Returns the decisions.
+    become GGUF's ``general.*``, and so do your own keys with a dot.
 
     With ``architecture="llama"``, a family that a plugin provides, the file has the layout of llama.cpp, without graph.
     """
@@ -73,7 +73,7 @@ def export_gguf(
     recipe = QuantizationRecipe.of(quantize) or getattr(compiled.backend, "recipe", None) or QuantizationRecipe(None)
     if architecture is not None:
         export_architecture(compiled, path, architecture, parameters, recipe)
-        return Decisions()
+        return Exported(Path(os.fspath(path)))
     graph = decompose(_without_checks(inference_graph(compiled)), lowering.lowers, "ggml")
     states = dict(state) if state is not None else compiled.initial_state() if graph.with_role("state") else {}
     decisions = Decisions()
@@ -89,7 +89,7 @@ def export_gguf(
     _write(
         Path(os.fspath(path)), graph, arrays, packed, str(recipe), compiled.name, metadata or {}, manifest_of(compiled)
     )
-    return decisions
+    return Exported(Path(os.fspath(path)), decisions=decisions)
 
 
 def inference_graph(compiled: Any) -> Graph:

@@ -47,7 +47,7 @@ def push_to_hub(
     if not REPOSITORY.fullmatch(repository):
         raise InputError(f"'{repository}' is not the name of a repository", hint="pass 'owner/name'")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = export(source, Path(temporary) / "model") if isinstance(source, CompiledModel) else Path(source)
+        folder = export(source, Path(temporary) / "model").path if isinstance(source, CompiledModel) else Path(source)
         return _uploaded(_files(folder, repository), repository, private, message)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.compiler import CompiledModel, save_file
+from mithril.compiler import CompiledModel, Exported, save_file
 from mithril.graph import DTypeError, InputError, UnsupportedError, dtype as as_dtype
 from mithril.system import files
 from mithril_hub.checkpoint.checkpoint_weights import CheckpointWeights
@@ -29,8 +29,8 @@ def export(
     params: Mapping[str, Any] | None = None,
     *,
     dtype: str | None = None,
-) -> Path:
-    """Write the model as a folder that transformers and ``ml.from_pretrained`` read, and return its path.
+) -> Exported:
+    """Write the model as a folder that transformers and ``ml.from_pretrained`` read.
 
     Parameters are the bound ones if none are given, and ``dtype`` is theirs. Tensors have the names of the checkpoint
     that the model came from, whose configuration and tokenizer are copied. LoRA must be merged before.
@@ -55,7 +55,7 @@ def export(
         )
     arrays = _arrays(compiled, weights, parameters, dtype)
     (kind,) = {array.dtype for array in arrays.values()}
-    return files.write_folder(
+    folder = files.write_folder(
         target,
         {
             **_other_files(weights.folder),
@@ -63,6 +63,7 @@ def export(
             SINGLE: partial(_write_tensors, arrays),
         },
     )
+    return Exported(folder)
 
 
 def _has_types_of(weights: CheckpointWeights, model: Any) -> bool:

@@ -16,10 +16,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as dialect
 
 from mithril import ops
-from mithril.compiler import manifest_of
+from mithril.compiler import Exported, manifest_of
 from mithril.graph import (
     Builder,
-    Decisions,
     InputError,
     MithrilError,
     OperationError,
@@ -309,15 +308,14 @@ def _state(state: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 # -- export -------------------------------------------------------------------------------------------------------
-def export(compiled: Any, path: str | os.PathLike[str]) -> Decisions:
+def export(compiled: Any, path: str | os.PathLike[str]) -> Exported:
     """Write the inference program of a compiled JAX model as text of StableHLO.
 
     Parameters and states are arguments, before the inputs; all have their names in the attribute ``mithril.name``.
     """
     from mithril.system import files
 
-    files.write(Path(os.fspath(path)), to_stablehlo(compiled))
-    return Decisions()
+    return Exported(files.write(Path(os.fspath(path)), to_stablehlo(compiled)))
 
 
 def to_stablehlo(compiled: Any) -> str:

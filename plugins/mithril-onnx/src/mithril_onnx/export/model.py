@@ -12,9 +12,8 @@ import onnx
 import onnx.checker
 import onnx.helper as helper
 
-from mithril.compiler import manifest_of
+from mithril.compiler import Exported, manifest_of
 from mithril.graph import (
-    Decisions,
     Graph,
     InputError,
     Node,
@@ -42,7 +41,7 @@ def export(
     state: Mapping[str, Any] | None = None,
     opset: int = 23,
     external: bool | None = None,
-) -> Decisions:
+) -> Exported:
     """Write a compiled model, of any backend, as an ONNX file.
 
     Parameters, by default the bound ones, are initializers with their names. ``external`` stores them in
@@ -62,7 +61,7 @@ def export(
     else:
         onnx.checker.check_model(model, full_check=True)
         _write(target, model.SerializeToString())
-    return Decisions()
+    return Exported(target)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -8,10 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files as resources
-from pathlib import Path
 from typing import Any
 
-from mithril.compiler import CompiledModel
+from mithril.compiler import CompiledModel, Exported
 from mithril.graph import InputError
 from mithril.system import files
 from mithril_webgpu.web import package
@@ -23,14 +22,13 @@ NAME = re.compile(r"(@[a-z0-9][a-z0-9._-]*/)?[a-z0-9][a-z0-9._-]{0,100}")
 
 
 @dataclass(frozen=True)
-class ExportedSite:
+class ExportedSite(Exported):
     """An exported folder, with the bytes of its files."""
 
-    folder: Path
     sizes: Mapping[str, int]
 
     def __str__(self) -> str:
-        lines = [f"{self.folder}: a page (python -m http.server -d {self.folder}) and a package of npm"]
+        lines = [f"{self.path}: a page (python -m http.server -d {self.path}) and a package of npm"]
         return "\n".join([*lines, *(f"  {name:<14}{size:>14,} bytes" for name, size in self.sizes.items())])
 
 
