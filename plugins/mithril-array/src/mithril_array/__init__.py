@@ -1,0 +1,1 @@
+"""The Python array API standard, eagerly, on every backend of mithril."""
