@@ -5,16 +5,26 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from mithril.graph import DType, DTypeError, InputError, ShapeError, shape_text
 from mithril_array.dtypes import PYTHON_SCALARS, ComplexDType, part_of, with_scalar
-from mithril_array.engine import Kernel
+from mithril_array.engine import Engine, Kernel
 
-if TYPE_CHECKING:
-    from mithril_array.namespace import Namespace
+
+class Namespace(Protocol):
+    """The namespace of an engine, as its arrays refer to it."""
+
+    engine: Engine
+    default_float: DType
+    default_int: DType
+    dtypes: frozenset[DType]
+
+    def asarray(self, obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Array: ...
+
+    def __getattr__(self, name: str) -> Any: ...
 
 
 class PositionError(InputError, IndexError):
@@ -157,7 +167,7 @@ class Array:
 
     # -- elements --------------------------------------------------------------------------------------------------
     def __getitem__(self, key: Any, /) -> Array:
-        return self._xp.selected(self, key)
+        return self._xp.selected(self, key)  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, value: Any, /) -> None:
         self._xp.assign(self, key, value)

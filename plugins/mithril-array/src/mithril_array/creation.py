@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from mithril_array.array import Array, as_array, moved
 from mithril_array.dtypes import DTYPES, ComplexDType, complex_of, named
 from mithril_array.elementwise import astype
 from mithril_array.engine import Engine
-
-if TYPE_CHECKING:
-    pass
 
 Shape = int | Sequence[int]
 
@@ -72,7 +69,8 @@ class Creation:
         return self.from_numpy(np.array(host) if copy else host)
 
     def _of_array(self, x: Array, target: DType | None, copy: bool | None) -> Array:
-        if x._xp is not self:
+        owner: Any = x._xp
+        if owner is not self:
             if copy is False:
                 raise InputError("a conversion from another engine copies", hint="pass copy=None")
             x = self.from_numpy(x.numpy())

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mithril import ops
 from mithril.graph import DTypeError, InputError, ShapeError, normalize_axis
 from mithril_array import complex_numbers as pairs
-from mithril_array.array import Array, as_array, call
+from mithril_array.array import Array, Namespace, as_array, call
 from mithril_array.complex_numbers import Pair, as_pair
 from mithril_array.dtypes import ComplexDType
 from mithril_array.manipulation import roll
-
-if TYPE_CHECKING:
-    from mithril_array.namespace import Namespace
 
 NORMS = ("backward", "ortho", "forward")
 

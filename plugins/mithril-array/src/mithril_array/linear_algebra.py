@@ -305,7 +305,7 @@ def pinv(x: Array, /, *, rtol: Any = None) -> Array:
     x = _floats(x)
     u, s, vh = svd(x, full_matrices=False)
     if not s.shape[-1]:
-        return x._xp.zeros((*x.shape[:-2], x.shape[-1], x.shape[-2]), dtype=x.dtype)
+        return x._xp.zeros((*x.shape[:-2], x.shape[-1], x.shape[-2]), dtype=x.dtype)  # type: ignore[no-any-return]
     used = s > maximum(s, axis=-1, keepdims=True) * _cutoff(x, rtol)
     inverse = ELEMENTWISE["where"](used, 1.0 / ELEMENTWISE["where"](used, s, 1.0), 0.0)
     left = multiply(conj(matrix_transpose(vh)), astype(expand_dims(inverse, axis=-2), x.dtype))
@@ -316,7 +316,7 @@ def matrix_rank(x: Array, /, *, rtol: Any = None) -> Array:
     x = _floats(x)
     s = svdvals(x)
     if not s.shape[-1]:
-        return x._xp.zeros(x.shape[:-2], dtype=x._xp.default_int)
+        return x._xp.zeros(x.shape[:-2], dtype=x._xp.default_int)  # type: ignore[no-any-return]
     used = s > maximum(s, axis=-1, keepdims=True) * _cutoff(x, rtol)
     return total(astype(used, x._xp.default_int), axis=-1)
 
