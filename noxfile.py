@@ -64,7 +64,7 @@ def audit(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy, strict, on the core."""
-    install(session, "./mithril-core", "./plugins/mithril-tools", "./plugins/mithril-testing", "mypy")
+    install(session, "./mithril-core", "./plugins/mithril-tools", "./plugins/mithril-testing", "mypy", "libcst")
     session.run("python", "-m", "mithril_tools.generate")
     session.run("mypy")
 
