@@ -88,8 +88,10 @@ def index(tmp_path_factory):
 @pytest.mark.parametrize("line", commands())
 def test_install_line(index, line, tmp_path):
     other_wheels, project_wheels = index
-    arguments = [word for word in shlex.split(line) if word != "-e"]  # an editable build needs a package of the index
-    arguments = [f"./{word}" if (ROOT / word).is_dir() else word for word in arguments]
+    words = shlex.split(line)
+    arguments = [word for word in words if word != "-e"]  # an editable build needs a package of the index
+    if "-e" in words:  # whose folders may be named without ./, as the core's is
+        arguments = [f"./{word}" if (ROOT / word).is_dir() else word for word in arguments]
     folders = [other_wheels] if any("/" in argument for argument in arguments) else [other_wheels, project_wheels]
     links = [word for folder in folders for word in ("--find-links", str(folder))]
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-index"]
