@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import doctest
 import inspect
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from mithril.plugins import HOOKS, hooks, specs
 
 TESTS = Path(__file__).parent
+VERSION_0_1 = json.loads((TESTS / "hooks_0.1.json").read_text())
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -32,6 +34,22 @@ def test_example_runs_and_fits_the_hook(hook, site):
     assert runner.failures == 0
     assert hook in test.globs, f"the example does not define {hook}"
     site.plugins().register(type("Example", (), {hook: staticmethod(test.globs[hook])})(), "example")
+
+
+@pytest.mark.parametrize("hook", VERSION_0_1["hooks"])
+def test_plugins_of_version_0_1_receive_the_parameters_that_they_declare(hook):
+    """New parameters break no plugin; one that goes breaks those that declare it."""
+    assert set(VERSION_0_1["hooks"][hook]) <= set(inspect.signature(getattr(hooks, hook)).parameters)
+
+
+@pytest.mark.parametrize("name", VERSION_0_1["descriptors"])
+def test_descriptors_of_version_0_1_are_accepted(name):
+    """Fields keep their names and their order, and later ones have defaults."""
+    frozen = VERSION_0_1["descriptors"][name]
+    fields = [f for f in dataclasses.fields(getattr(specs, name)) if f.init]
+    assert [f.name for f in fields[: len(frozen)]] == frozen
+    optional = [f.default is not f.default_factory for f in fields[len(frozen) :]]
+    assert all(optional)
 
 
 @pytest.mark.parametrize("hook", HOOKS)
