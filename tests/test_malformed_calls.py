@@ -363,3 +363,20 @@ def test_the_command_line_shows_no_traceback(folder, line):
         (folder / name).write_text(text)
     result = CliRunner().invoke(main, line.split())
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+
+
+def test_dtypes_that_were_assumed(tmp_path):
+    class Tokens(ml.models.Layer):
+        def __init__(self):
+            self.table = ml.models.Embedding(10, 4)
+
+        def build(self, x):
+            return self.table(x)
+
+    compiled = ml.compile(Tokens(), "numpy", shapes={"input": [2, 5]})
+    with pytest.raises(ml.DTypeError) as caught:
+        compiled.randomize_params()
+    assert str(caught.value).endswith(
+        "assumed without a declaration: input: f32[2, 5]\n"
+        "hint: if it is of integers, declare it: types={'input': 'int32'}"
+    )

@@ -332,3 +332,15 @@ def test_a_layer_without_build(name, hint):
     with pytest.raises(ModelError) as caught:
         layer(np.ones(3, np.float32))
     assert f"Network has no build method\nhint: {hint}" in str(caught.value)
+
+
+@pytest.mark.parametrize(("result", "shown"), [("text", "str"), ({"output": b"x"}, "bytes"), ((1.0, {2.0}), "set")])
+def test_results_of_other_types(result, shown):
+    class Wrong(Layer):
+        outputs = ("output",) if not isinstance(result, tuple) else ("one", "two")
+
+        def build(self, x):
+            return result
+
+    with pytest.raises(ModelError, match=f"returned a {shown} instead of a value"):
+        graph_of(Model(Wrong()), {"input": f32(2)})

@@ -340,7 +340,16 @@ class ModelCompiler:
         """Return a graph of the interface: names, parameters and shapes; default types are those the layers expect."""
         session = self.session
         input_types = types if types is not None else probe_types(session.specs, session.source, session.backend.dtype)
-        return self._unreported.pipeline.trace(input_types, training=training)
+        try:
+            return self._unreported.pipeline.trace(input_types, training=training)
+        except DTypeError as error:
+            assumed = [n for n, spec in session.specs.items() if spec.dtype is None and n in input_types]
+            if types is None and assumed:  # a call would provide the dtypes
+                error.with_facts(
+                    f"assumed without a declaration: {', '.join(f'{n}: {input_types[n]}' for n in assumed)}"
+                )
+                error.with_hint(f"if it is of integers, declare it: types={{'{assumed[0]}': 'int32'}}")
+            raise
 
     def can_trace(self, types: Mapping[str, TensorType]) -> bool:
         """Whether the layers accept inputs of these dtypes."""

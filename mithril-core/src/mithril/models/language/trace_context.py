@@ -524,7 +524,12 @@ def _check_results(layer: Builds, built: Any) -> None:
     """Refuse results that ``build`` returned by mistake; one of several may be None, if it is absent."""
     if built is None:
         raise ModelError(f"{layer!r} returned None instead of a value", hint="end build with return")
-    for value in built if isinstance(built, (tuple, list)) else (built,):
+    for value in built if isinstance(built, (tuple, list)) else built.values() if isinstance(built, dict) else (built,):
+        if isinstance(value, (str, bytes, set, frozenset)):
+            raise ModelError(
+                f"{layer!r} returned a {type(value).__name__} instead of a value",
+                facts=[f"got {value!r}", "accepted: values, numbers, NumPy arrays, tuples and dictionaries of those"],
+            )
         if isinstance(value, Connection):
             hint = "within build, call layers on values: Linear(2)(x)"
             raise ModelError(f"{layer!r} returned a connection without a value, {value!r}", hint=hint)
