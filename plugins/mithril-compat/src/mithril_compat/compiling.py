@@ -52,7 +52,10 @@ class PhysicalModel:
         sizes = {self._key(k, inputs): tuple(v) for k, v in shapes.items()}
         conflicts = (constants.keys() | data) & trainable
         if conflicts:
-            raise OptionError(f"'{min(conflicts)}' cannot be conflicts trainable and constant or data")
+            raise OptionError(
+                f"'{min(conflicts)}' is in trainable_keys, and in constant_keys or data_keys",
+                hint="name it in one of them",
+            )
         results = {n: e for n, e in results.items() if n not in discarded}
         layers = needed([leaf for _, leaf in model.leaves()], [*results.values(), *(r for _, r, _ in states.values())])
         read = {id(leaf.edges[key].edge) for leaf in layers for key in leaf.input_names}

@@ -10,6 +10,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import FileFinder, ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 from types import CodeType, ModuleType
+from pathlib import Path
 from typing import Any
 
 SCRIPT = "MITHRIL_COMPAT_SCRIPT"  # the program that other processes of a mesh run
@@ -68,10 +69,10 @@ class Finder(MetaPathFinder):
         if name.partition(".")[0].startswith(OLD):
             return None
         for folder in path if path is not None else [self.folder]:
-            directory = os.path.abspath(folder or os.getcwd())
-            if not directory.startswith(self.folder) or "site-packages" in directory:
+            directory = Path(folder or os.getcwd()).absolute()
+            if not directory.is_relative_to(self.folder) or "site-packages" in directory.parts:
                 continue
-            spec: Any = FileFinder(directory, (Loader, [".py"])).find_spec(name)
+            spec: Any = FileFinder(str(directory), (Loader, [".py"])).find_spec(name)
             if spec is not None and isinstance(spec.loader, Loader):
                 return spec_from_file_location(
                     name, spec.origin, loader=spec.loader, submodule_search_locations=spec.submodule_search_locations
