@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import FileFinder, ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
-from types import CodeType, ModuleType
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 SCRIPT = "MITHRIL_COMPAT_SCRIPT"  # the program that other processes of a mesh run
