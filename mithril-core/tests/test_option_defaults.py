@@ -63,7 +63,8 @@ def _is_default(node: ast.expr, default: object) -> bool:
     return ast.unparse(node) == (repr(dict(default)) if isinstance(default, Mapping) else repr(default))
 
 
-FOREIGN = {"mithril_hub", "mithril_keras"}  # their settings are those of files of other frameworks
+# Their settings are those of files of other frameworks, and of the predecessor's layers.
+FOREIGN = {"mithril_compat", "mithril_hub", "mithril_keras"}
 
 
 @pytest.mark.parametrize(
