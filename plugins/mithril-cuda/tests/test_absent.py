@@ -16,7 +16,7 @@ def compiled_for(target):
 
 @pytest.mark.parametrize(("target", "capability"), [("nvidia_a100", 80), ("h100", 90), ("rtx4090", 89)])
 def test_assembly_for_a_target(tmp_path, target, capability):
-    path = compiled_for(target).export(tmp_path / "model.ptx", format="ptx")
+    path = compiled_for(target).export(tmp_path / "model.ptx", format="ptx").path
     text = path.read_text()
     assert f".target sm_{capability}\n" in text
     assert ".visible .entry k0_" in text

@@ -525,7 +525,7 @@ def _check_results(layer: Builds, built: Any) -> None:
     if built is None:
         raise ModelError(f"{layer!r} returned None instead of a value", hint="end build with return")
     for value in built if isinstance(built, (tuple, list)) else built.values() if isinstance(built, dict) else (built,):
-        if isinstance(value, (str, bytes, set, frozenset)):
+        if type(value) in (str, bytes, set, frozenset):  # subclasses are handles that layers exchange
             raise ModelError(
                 f"{layer!r} returned a {type(value).__name__} instead of a value",
                 facts=[f"got {value!r}", "accepted: values, numbers, NumPy arrays, tuples and dictionaries of those"],

@@ -226,9 +226,10 @@ def inner_loop(frame: KernelBuilder, index: Index, inner: int, lanes: int, body:
     if num_vectors != 0:
         with frame.reader.loop("i", num_vectors, kind) as i, frame.reader.loop("j", lanes, t.VECTORIZED) as j:
             body((*index, frame.reader.position(i * lanes + j)))
-    if lanes and rest and isinstance(inner, int) and inner > lanes:
+    has_known_rest = isinstance(inner, int) and lanes and rest
+    if has_known_rest and inner > lanes:
         vector(inner - lanes, lanes)
-    elif lanes and rest and isinstance(inner, int) and len(frame.kernel.nodes) <= SMALL:
+    elif has_known_rest and len(frame.kernel.nodes) <= SMALL:
         for first, size in pieces(inner, lanes):
             vector(first, size)
     elif rest != 0:
