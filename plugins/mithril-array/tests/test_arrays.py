@@ -10,6 +10,7 @@ import pytest
 
 import mithril as ml
 from mithril.models import Linear
+from mithril_array.array import COMPARISONS, OPERATORS
 
 MODULES = {"numpy": "mithril_numpy", "c": "mithril_cbackend", "torch": "mithril_torch", "jax": "mithril_jax"}
 ENGINES = [name for name, module in MODULES.items() if importlib.util.find_spec(module)]
@@ -19,6 +20,8 @@ KEYS = [
     np.array([2, 0]), (np.array([1, 0]), np.array([3, 1])), (slice(None), np.array([[1], [2]])),
 ]  # fmt: skip
 VALUES = np.arange(12.0).reshape(3, 4)
+
+INTEGER_OPERATORS = ("and", "or", "xor", "lshift", "rshift")
 
 
 @pytest.fixture(params=ENGINES)
@@ -183,3 +186,28 @@ def test_an_unknown_name_has_a_proposal():
 def test_the_block_of_the_readme_runs():
     text = (Path(__file__).parents[1] / "README.md").read_text()
     exec(text.partition("```python\n")[2].partition("```")[0], {})
+
+
+@pytest.mark.parametrize("name", [*OPERATORS, *COMPARISONS])
+def test_operators_are_those_of_numpy(name):
+    xp, symbol = ml.array_api("numpy"), f"__{name}__"
+    values = np.array([[5, 2], [7, 3]]) if name in INTEGER_OPERATORS else np.array([[5.0, 2.0], [-7.0, 3.0]])
+    operands = np.array([[2, 2], [1, 3]], values.dtype)
+    x, y, number = xp.asarray(values), xp.asarray(operands), 2
+    pairs = [(getattr(x, symbol)(y), getattr(values, symbol)(operands))]
+    if name != "matmul":
+        pairs.append((getattr(x, symbol)(number), getattr(values, symbol)(number)))
+    if name in OPERATORS and name != "matmul":
+        reflected = f"__r{name}__"
+        pairs.append((getattr(x, reflected)(number), getattr(values, reflected)(number)))
+    for actual, expected in pairs:
+        np.testing.assert_array_equal(np.asarray(actual), expected)
+
+
+def test_the_transposed_matrix_and_dtypes_of_numpy():
+    xp = ml.array_api("numpy")
+    x = xp.asarray([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    np.testing.assert_array_equal(np.asarray(x.T), np.asarray(x).T)
+    with pytest.raises(ml.ShapeError, match="T is of a matrix"):
+        _ = x[0].T
+    assert xp.isdtype(np.float64, "real floating") and not xp.isdtype(np.dtype("int32"), "real floating")

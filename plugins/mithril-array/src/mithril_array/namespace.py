@@ -118,7 +118,7 @@ class Namespace(Creation):
         return dtype
 
     def isdtype(self, dtype: DType, kind: Any) -> bool:
-        return is_kind(dtype, kind)
+        return is_kind(named(dtype), kind)
 
     def can_cast(self, source: Any, target: Any, /) -> bool:
         return can_cast(source.dtype if isinstance(source, Array) else self.dtype(source), self.dtype(target))

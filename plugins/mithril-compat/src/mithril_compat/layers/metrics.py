@@ -96,8 +96,8 @@ def rates(pred: Any, label: Any, program: Any) -> tuple[Any, Any]:
     positive = ops.unsqueeze(ops.equal(label, 1), axis=0)
     number = count(positive, program)
 
-    def share(mask: Any, of: Any) -> Any:
-        return ops.sum(ops.cast(mask, dtype=program.float_dtype), axis=1) / of
+    def share(mask: Any, total: Any) -> Any:
+        return ops.sum(ops.cast(mask, dtype=program.float_dtype), axis=1) / total
 
     true = share(ops.logical_and(predictions, positive), number)
     return true, share(ops.logical_and(predictions, ops.logical_not(positive)), float(pred.shape[0]) - number)
