@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 
 import numpy as np
@@ -15,7 +16,7 @@ from mithril.compiler.plugin_methods import ELSEWHERE
 from mithril.graph import OptionError, PassError, StrictError
 from mithril.graph.evaluation import evaluate
 from mithril.models import Model, Relu
-from mithril.plugins import PluginWarning
+from mithril.plugins import PluginWarning, hooks
 
 ADVISER = """
 from mithril import Export, hookimpl
@@ -246,3 +247,18 @@ def test_frontend_of_a_plugin_compiles_its_models():
     model = ml.compile(adviser_module.Formula("relu"), Reference())
     result = model.evaluate({}, {"x": np.array([[-1, 0, 1], [2, -3, 4]], np.float32)})
     np.testing.assert_array_equal(result["y"], [[0, 0, 1], [2, 0, 4]])
+
+
+def test_examples_of_the_hooks_observe_programs_that_are_compiled_later():
+    """Programs of gradients are compiled at the first call, after ``mithril_compile_end``."""
+    contexts = []
+    examples = {"mithril_observers": staticmethod(lambda context: contexts.append(context) or [])}
+    for hook in ("mithril_compile_begin", "mithril_compile_stage", "mithril_compile_end"):
+        (test,) = doctest.DocTestFinder(recurse=False).find(getattr(hooks, hook), hook, globs={})
+        doctest.DocTestRunner(verbose=False).run(test, clear_globs=False)
+        examples[hook] = staticmethod(test.globs[hook])
+    plugins.register(type("Example", (), examples)(), "example")
+    x = np.ones((2, 3), np.float32)
+    compiled().evaluate({}, {"x": x}, {"y": x})
+    stages = [stage for stage, _ in contexts[0].scratch["my-plugin"]]
+    assert stages.count("build") == 2

@@ -280,6 +280,7 @@ def mithril_compile_begin(context: CompileContext) -> None:
 def mithril_compile_stage(context: CompileContext, stage: str, graph: Graph | None) -> None:
     """Observe the end of a stage: flatten, resolve (no graph yet), shapes, types, gradients, optimize, generate, build.
     A program from the disk cache has one stage ``cached`` (without a graph) in place of shapes and all later stages.
+    Programs of gradients and of other sizes are compiled at their first call: their stages follow the end.
 
     >>> from mithril import hookimpl
     >>> @hookimpl
@@ -295,5 +296,5 @@ def mithril_compile_end(context: CompileContext, result: Any, error: BaseExcepti
     >>> from mithril import hookimpl
     >>> @hookimpl
     ... def mithril_compile_end(context, error):
-    ...     print("failed" if error else "compiled", context.scratch.pop("my-plugin"))
+    ...     print("failed" if error else "compiled", context.scratch["my-plugin"])
     """
