@@ -321,19 +321,12 @@ NO_JSON = Excluded("a transformed model is no layer, and has no JSON", mode="to_
 TRAINED = Excluded("changes the model that is trained, not a program", mode=TRAINING)
 SURGERY = (
     Value("none"),
-    Value(
-        "lora",
-        lora,
-        (Excluded("a layer with one weight for two purposes", network="tied"),),
-    ),
+    Value("lora", lora),
     Value("replace", replace),
     Value(
         "hook",
         hooked,
-        (
-            Refused("files of models hold no functions", "Hooked file", mode="to_json"),
-            Known("hook refuses a layer whose weight is connected, without a remedy", network="tied"),
-        ),
+        (Refused("files of models hold no functions", "Hooked file", mode="to_json"),),
     ),
     Value(
         "freeze",
@@ -551,13 +544,12 @@ def mesh(sizes: tuple[int, ...], parallelism: str | None = None) -> Callable[[Ca
     return apply
 
 
-WHOLE = Refused("other frameworks divide their own functions and modules", "several devices", mode="function")
-MODULE = Known("to_module() on a mesh may name unknown sizes as the reason of its refusal", mode="module")
+WHOLE = Refused("other frameworks divide their own functions and modules", "several devices", mode="function module")
 ONE = Excluded("a mesh has devices of JAX or PyTorch", engine="numpy mlx c ggml")
 MESHES = (
     Value("none"),
     *(
-        Value(name, apply, (ONE, WHOLE, MODULE))
+        Value(name, apply, (ONE, WHOLE))
         for name, apply in (("data", mesh((2,))), ("fsdp", mesh((2,), "fsdp")), ("model", mesh((1, 2))))
     ),
 )

@@ -9,7 +9,7 @@ import pytest
 
 import mithril as ml
 from mithril.graph import evaluate
-from mithril.models import Gelu, Layer, Linear, Model, Relu, Residual, Sequential, Wrapper, hook
+from mithril.models import Gelu, Layer, Linear, Model, Relu, Reparametrization, Residual, Sequential, Wrapper, hook
 from mithril.models.frontend import LayerSource
 
 
@@ -228,3 +228,31 @@ def test_a_layer_that_contains_itself_is_an_error():
         ml.ModelError, match=r"layer '0.parent' contains itself\n  attribute 'parent' of Linear is a layer"
     ):
         list(outer.walk())
+
+
+def tied() -> Model:
+    """Return a model of two layers with one table."""
+    table = ml.IOKey("table", shape=(7, 4), trainable=True)
+    tied = Model()
+    tied |= Linear(4, bias=False)(input="input", output="h")
+    tied |= Linear(7, bias=False, name="head")(input="h", weight=table, output="output")
+    tied |= Linear(7, bias=False, name="other")(input="h", weight="table", output="more")
+    return tied.set_outputs("output", "more")
+
+
+@pytest.mark.parametrize("around", [Doubled, lambda old: Doubled(Wrapper(old)), hook(lambda y: y * 2.0)])
+def test_a_connected_weight_stays_connected_in_a_wrapper(around: Any) -> None:
+    expected, changed = run(tied()), tied().replace("head", around)
+    assert params(changed) == params(tied())
+    np.testing.assert_allclose(run(changed), 2.0 * expected, rtol=1e-6)
+
+
+def test_a_reparametrization_changes_the_weight_of_its_layer_only() -> None:
+    class Tripled(Reparametrization):
+        def parameter(self, stored: Any) -> Any:
+            return stored * 3.0
+
+    traced, source = graph(tied().replace("head", Tripled))
+    values = source.initial(traced.with_role("param"), 0)
+    results = evaluate(traced, {**values, "input": np.ones((3, 4), np.float32)})
+    np.testing.assert_allclose(results["output"], 3.0 * np.asarray(results["more"]), rtol=1e-6)

@@ -161,3 +161,22 @@ def test_only_public_interfaces_are_imported() -> None:
 def test_readme() -> None:
     text = (Path(__file__).parents[1] / "README.md").read_text()
     exec(compile(text.split("```python\n")[1].split("```")[0], "README.md", "exec"), {})
+
+
+def test_a_connected_weight_is_adapted_in_its_layer_and_cannot_be_merged():
+    table = ml.IOKey("table", shape=(7, 4), trainable=True)
+    model = Model()
+    model |= Linear(4)(input="input", output="h")
+    model |= Linear(7, bias=False, name="head")(input="h", weight=table, output="output")
+    x = draw(3, 5)
+    expected = output(model, initial(model, x), x)[1]
+    model.replace("head", LoRA(rank=2))
+    params = initial(model, x)
+    np.testing.assert_allclose(output(model, params, x)[1], expected, rtol=1e-5)
+    assert {"table", "head.lora_a", "head.lora_b"} < set(params)
+    with pytest.raises(ml.ModelError) as caught:
+        merge(model, params)
+    assert str(caught.value) == (
+        "parameter 'head.weight' is missing\n  parameters of 'head'\n"
+        "hint: pass the parameters of the model; a weight that is an input of its layer cannot be merged"
+    )

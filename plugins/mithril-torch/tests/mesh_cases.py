@@ -468,6 +468,8 @@ def inference_with_weights_in_parts():
     with tempfile.TemporaryDirectory() as folder:
         message = "exports one function, but this program runs on several devices"
         raises(ml.UnsupportedError, message, lambda: compiled.export(f"{folder}/model.pt2", params=params))
+    opened = ml.compile(model, compiled.backend, shapes={"rows": [16, 512], "x": ["B", 3, 8, 8]})
+    raises(ml.UnsupportedError, "a program over several devices has no function for PyTorch", opened.to_module)
     parts = compiled.randomize_params(0)
     assert any(isinstance(x, DTensor) for x in parts.values())
     embedding = ml.compile(model, compiled.backend, shapes=shapes, static_inference=True)

@@ -49,7 +49,9 @@ class Builder:
         session, progress, options = self.session, self.pipeline.progress, self.options()
         backend_map = {name: make_backend(b, session.settings) for name, b in session.settings["backend_map"].items()}
         if backend_map and native is not None:
-            raise OptionError("autodiff='native' requires a single backend, but backend_map names others")
+            raise OptionError(
+                "autodiff='native' requires a single backend, but backend_map names others", hint="omit autodiff"
+            )
 
         def single(graph: Graph, backend: Backend) -> Executable:
             return backend.build(self.decomposed(graph, backend, options), options)

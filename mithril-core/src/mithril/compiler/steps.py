@@ -284,7 +284,10 @@ class ModelCompiler:
                 hint="use inference=True instead",
             )
         if self.session.settings["backend_map"]:
-            raise OptionError("a function of one framework requires a single backend, but backend_map names others")
+            raise OptionError(
+                "a function of one framework requires a single backend, but backend_map names others",
+                hint="compile without backend_map=",
+            )
         builder, backend, options = self._unreported, self.session.backend, self.builder.options()
         with self.session.deadline:
             graphs = builder.pipeline.graphs(request, for_framework=True)

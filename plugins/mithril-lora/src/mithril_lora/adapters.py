@@ -171,7 +171,11 @@ def merge(model: Layer, params: Mapping[str, Any]) -> dict[str, np.ndarray[Any, 
         names = [f"{path}.{n}" for n in layer.names]
         missing = [n for n in names if n not in arrays]
         if missing and not arrays.keys().isdisjoint(names):
-            raise ModelError(f"parameter '{missing[0]}' is missing", facts=[f"parameters of '{path}'"])
+            raise ModelError(
+                f"parameter '{missing[0]}' is missing",
+                facts=[f"parameters of '{path}'"],
+                hint="pass the parameters of the model; a weight that is an input of its layer cannot be merged",
+            )
         if missing:  # the layer occurs at several paths, and its parameters have the name of the first
             continue
         weight, a, b = (arrays[n] for n in names)

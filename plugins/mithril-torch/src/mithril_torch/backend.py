@@ -203,12 +203,16 @@ class TorchBackend(SourceBackend):
             graph = with_stored_operands(graph, OWN_COMPARISONS)
         return super().build_with_gradients(graph, of, wrt, options)
 
-    def differentiable(self, graph: Graph, options: BuildOptions | None = None) -> Forward:
-        if meshes.mesh_for(self, options or BuildOptions()) is not None:
+    def require_one_device(self, options: BuildOptions) -> None:
+        """Raise UnsupportedError for programs that PyTorch's autograd cannot differentiate."""
+        if meshes.mesh_for(self, options) is not None:
             raise UnsupportedError(
                 "a program over several devices has no function for PyTorch's autograd",
                 hint="compile without device_mesh=, and distribute the module by torch.distributed",
             )
+
+    def differentiable(self, graph: Graph, options: BuildOptions | None = None) -> Forward:
+        self.require_one_device(options or BuildOptions())
         return DifferentiableProgram(graph, lambda part: super(TorchBackend, self).differentiable(part, options))
 
     def check_options(self, options: BuildOptions) -> None:

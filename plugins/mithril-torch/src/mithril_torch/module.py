@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mithril.backend import BuildOptions
 from mithril.compiler import PureProgram
 from mithril.graph import InputError, TensorType, UnsupportedError
 from mithril_torch.backend import TorchBackend
@@ -43,6 +44,7 @@ def to_module(compiled: Any, *, blocks: Sequence[str] | None = None) -> Compiled
             f"to_module() requires the torch backend, but this model was compiled for '{compiled.backend.name}'",
             hint="ml.compile(model, 'torch').to_module(), or compiled.to_function() for jax and mlx",
         )
+    compiled.backend.require_one_device(BuildOptions(compiled.options))  # before sizes, which calls on a mesh determine
     types = _types(compiled)
     function = compiled.to_function()
     programs = {False: function.program(types)}

@@ -247,18 +247,18 @@ class Context:
         assert parent is not None
         inputs = layer.inputs + layer.optional
         slots = list(args) + [None] * (len(inputs) - len(args))
-        bound = {}
-        for name, value in bindings.items():
-            if name in layer.weights:
-                bound[name] = value
-            elif name in inputs and slots[inputs.index(name)] is None:
-                slots[inputs.index(name)] = value
+        name = self._name_within(parent, layer)
+        bound = {} if name else dict(self.bound)  # a layer in a wrapper has the parameters of the wrapper
+        for terminal, value in bindings.items():
+            if terminal in layer.weights:
+                bound[terminal] = value
+            elif terminal in inputs and slots[inputs.index(terminal)] is None:
+                slots[inputs.index(terminal)] = value
             else:
                 raise ModelError(
-                    f"{layer!r} has no unbound input or weight '{name}'", facts=[f"inputs: {', '.join(inputs)}"]
+                    f"{layer!r} has no unbound input or weight '{terminal}'", facts=[f"inputs: {', '.join(inputs)}"]
                 )
         scope = self.parameter_scopes[parent]
-        name = self._name_within(parent, layer)
         path = join_path(self.path, name)
         self.parameter_scopes.setdefault(layer, join_path(scope, name))
         tags = {**self.tags, **layer.tags} if layer.tags else self.tags

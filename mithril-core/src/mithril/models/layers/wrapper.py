@@ -32,6 +32,10 @@ class Wrapper(Layer):
     def optional(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.inner.optional
 
+    @property
+    def weights(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.inner.weights
+
     def expects(self, terminal: str) -> Any:
         return self.inner.expects(terminal)
 
