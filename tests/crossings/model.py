@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import mithril as ml
-from mithril.models import Embedding, Linear, Model, Sequential, Tanh, hook
+from mithril.models import Embedding, Model, Sequential, Tanh, hook
 
 from .files import archive, checkpoint
 from .modes import MODES, short
@@ -214,9 +214,9 @@ def pretrained(case: Case) -> None:
     case.model = model
 
 
-LISTS = "mlp dropout convolutions encoder lstm gru experts"
+LISTS = "mlp dropout convolutions encoder lstm gru experts scan masked"
 IMPORTED = "torch onnx jax keras stablehlo pretrained"
-WIRED = "tied loop branch"
+WIRED = "tied loop branch unread unet"
 TRAINING = "train accumulate average"
 
 JSON_CODE = Refused("files of models hold no code of other frameworks", "file export", mode="to_json")
@@ -229,7 +229,7 @@ SOURCES = (
         "torch",
         torch,
         (
-            Excluded("no module is written for it", network=f"dropout encoder gru experts {WIRED}"),
+            Excluded("no module is written for it", network=f"dropout encoder gru experts scan masked {WIRED}"),
             JSON_CODE,
         ),
     ),
@@ -258,8 +258,13 @@ SOURCES = (
             Refused(
                 "loops of StableHLO have no bound",
                 "max_trips gradient",
-                network="lstm gru loop experts",
-                mode="gradient module function",
+                network="lstm gru loop experts scan unread",
+                mode="gradient module",
+            ),
+            Known(
+                "a gradient of JAX's own through a loop without a bound raises JAX's error",
+                network="lstm gru loop experts scan unread",
+                mode="function",
             ),
             JSON_CODE,
         ),
@@ -278,7 +283,7 @@ def replace(case: Case) -> None:
     if case.row["network"] == "tied":
         case.model.replace("tanh", ml.models.Sigmoid())
     else:
-        case.model.replace(case.place("last"), Linear(case.network.features, bias=False))
+        case.model.replace(case.place("last"), case.network.last())
 
 
 def hooked(case: Case) -> None:
@@ -315,7 +320,7 @@ def rows_at_once(case: Case) -> None:
 BATCHED = Excluded("an imported model declares the axis of its batch", source=IMPORTED)
 UNBATCHED = Excluded(
     "written for batches, or with an input that says how to map it",
-    network="convolutions encoder lstm gru experts dropout branch decoder",
+    network="convolutions encoder lstm gru experts dropout branch decoder scan masked unread unet",
 )
 NO_JSON = Excluded("a transformed model is no layer, and has no JSON", mode="to_json")
 TRAINED = Excluded("changes the model that is trained, not a program", mode=TRAINING)

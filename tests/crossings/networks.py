@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import mithril as ml
+from mithril import ops
 from mithril.models import (
     GRU,
     LSTM,
     Add,
+    AvgPool2d,
     BatchNorm2d,
+    Concat,
     Conv2d,
+    ConvTranspose2d,
     Dropout,
     Embedding,
     Gelu,
@@ -43,7 +47,7 @@ class Network:
     model: Callable[[], Model] | None = None
     module: Callable[[], Any] | None = None
     tokens: int = 0
-    features: int = 3  # of the output
+    last: Callable[[], Layer] = lambda: Linear(3, bias=False)  # a layer that takes the place of the last one
 
 
 def mlp() -> list[Layer]:
@@ -75,6 +79,77 @@ def gated() -> list[Layer]:
 
 def experts() -> list[Layer]:
     return [Linear(8, name="first"), MixtureOfExperts(3, 8, active=2, balance=0.0), Linear(3, name="last")]
+
+
+class Decaying(Layer):
+    """A state that decays along the second axis, by a factor of each feature: a scan with a parameter."""
+
+    def build(self, input: Any) -> Any:
+        rows = ops.transpose(input, perm=(1, 0, 2))
+        factors = ops.sigmoid(self.param("factors", (input.shape[-1],), "normal"))
+        _, states = ops.scan(lambda state, row: (state * factors + row,) * 2, ops.sum(rows, axis=0) * 0.1, rows)
+        return ops.transpose(states, perm=(1, 0, 2))
+
+
+def scanned() -> list[Layer]:
+    return [Linear(4, name="first"), Decaying(), Linear(3, name="last")]
+
+
+class Masked(Layer):
+    """An encoder whose mask depends on the input: rows with a negative sum are attended to by no row."""
+
+    def __init__(self) -> None:
+        self.encoder = TransformerEncoder(1, 8, heads=2, feedforward=8, dropout=0.0, activation="gelu", causal=True)
+
+    def build(self, input: Any) -> Any:
+        return self.encoder(input, mask=ops.sum(input, axis=-1)[:, None, None, :] > -100.0)
+
+
+def masked() -> list[Layer]:
+    return [Linear(8, name="first"), Masked(), Linear(3, name="last")]
+
+
+class Heads(Layer):
+    """A branch and a loop of two results each, of which a model reads the first ones only."""
+
+    outputs = ("read", "unread")
+
+    def __init__(self) -> None:
+        self.other = Linear(6)
+
+    def build(self, input: Any) -> Any:
+        first, second = ops.cond(
+            ops.sum(input) > 0.5,
+            lambda x: (ops.tanh(x), self.other(x)),
+            lambda x: (ops.sin(x), x),
+            input,
+        )
+        return ops.while_loop(
+            lambda s: s[2] < 2,
+            lambda s: (ops.tanh(s[0] + 0.5), self.other(s[1]), s[2] + 1),
+            (first, second, 0),
+            max_trips=2,
+        )[:2]
+
+
+def unread() -> Model:
+    model = Model()
+    model |= Linear(6, name="first")(input="input", output="h")
+    model |= Heads(name="heads")(input="h", read="y", unread="z")
+    model |= Linear(3, name="last")(input="y", output="output")
+    return model.set_outputs("output")
+
+
+def unet() -> Model:
+    model = Model()
+    model |= Conv2d(2, 3, 3, padding=1, name="first")(input="input", output="fine")
+    model |= AvgPool2d(2)(input="fine", output="small")
+    model |= Conv2d(3, 4, 3, padding=1)(input="small", output="coarse")
+    model |= Tanh()(input="coarse", output="active")
+    model |= ConvTranspose2d(4, 3, 2, stride=2)(input="active", output="large")
+    model |= Concat(axis=1)(input0="fine", input1="large", output="both")
+    model |= Conv2d(6, 3, 1, name="last")(input="both", output="output")
+    return model
 
 
 def tied() -> Model:
@@ -159,5 +234,9 @@ NETWORKS = {
     "tied": Network(("B", "T"), model=tied, tokens=11),
     "loop": Network(("B", 6), model=loop),
     "branch": Network(("B", 6), model=branch),
-    "decoder": Network(("B", "T"), tokens=97, features=97),
+    "scan": Network(("B", "T", 6), scanned),
+    "masked": Network(("B", "T", 6), masked),
+    "unread": Network(("B", 6), model=unread),
+    "unet": Network(("B", 2, 4, 4), model=unet, last=lambda: Conv2d(6, 3, 1, bias=False)),
+    "decoder": Network(("B", "T"), tokens=97, last=lambda: Linear(97, bias=False)),
 }
