@@ -5,7 +5,7 @@ COPY constraints.txt ./
 COPY mithril-core mithril-core
 COPY plugins plugins
 RUN pip install --no-cache-dir -c constraints.txt ./mithril-core ./plugins/mithril-passes ./plugins/mithril-tools \
-    ./plugins/mithril-numpy ./plugins/mithril-parallel ./plugins/mithril-train ./plugins/mithril-targets ./plugins/mithril-cbackend \
+    ./plugins/mithril-numpy ./plugins/mithril-parallel ./plugins/mithril-train ./plugins/mithril-targets ./plugins/mithril-gguf ./plugins/mithril-cbackend \
     && rm -rf /src
 WORKDIR /work
 CMD ["python"]

@@ -140,9 +140,8 @@ print((anonymous() - before) / total, held / total)
 
 def copies() -> None:
     """Print the copies of the weights of a file that a process holds after calls: measured (RssAnon), and reported."""
-    from gguf import GGUFWriter
-
     from mithril.compiler.weight_files import save_file
+    from mithril_gguf.writer import stored_tensor, write_gguf
 
     rng = np.random.default_rng(0)
     shapes = {"products": (2048, 2048), "convolutions": (512, 512, 3, 3)}
@@ -152,13 +151,7 @@ def copies() -> None:
             weights = {f"l{k}.weight": rng.standard_normal(shape, dtype=np.float32) for k in range(4)}
             save_file(weights, Path(folder, f"{kind}.safetensors"), {})
             np.savez(Path(folder, f"{kind}.npz"), **weights)
-            writer = GGUFWriter(Path(folder, f"{kind}.gguf"), "none")
-            for name, array in weights.items():
-                writer.add_tensor(name, array)
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-            writer.close()
+            write_gguf(Path(folder, f"{kind}.gguf"), {}, [stored_tensor(n, x) for n, x in weights.items()])
         for backend in sorted(plugins.backends()):
             for suffix in ("safetensors", "gguf", "npz"):
                 cells = []

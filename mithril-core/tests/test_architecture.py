@@ -31,7 +31,7 @@ PLUGIN_FILES = [file for plugin in PLUGINS for file in plugin.rglob("*.py")]
 CORE_FILES = sorted(CORE.rglob("*.py"))
 KNOWN = json.loads((PROJECT / "registry.json").read_text())
 BACKENDS = {name for entry in KNOWN.values() for name in entry.get("backends", ())}
-FRAMEWORKS = {"numpy", "jax", "jaxlib", "torch", "mlx", "tvm", "ggml", "gguf", "ml_dtypes"}
+FRAMEWORKS = {"numpy", "jax", "jaxlib", "torch", "mlx", "tvm", "ggml", "ml_dtypes"}
 KERNEL_PACKAGES = ("graph", "passes", "plugins")
 # Attributes by which a lower layer calls a higher one, or a file calls its importer; the module assigns them at import.
 LATE_BINDINGS = {

@@ -21,9 +21,9 @@ from mithril_cbackend.graph.group_products import PACKED_BLOCKS, GroupProducts
 from mithril_cbackend.lowering.int8x4.group_operation import block_matrix
 from mithril_cbackend.lowering.int8x4.group_packed_blocks import packed_blocks_of, packed_blocks_of_blocks, unpacked
 from mithril_cbackend.program import compile_graph
+from mithril_gguf.formats import FORMATS
+from mithril_gguf.matrix import BlockMatrix
 from mithril_passes.quantization.groups import CODEBOOKS
-from mithril_tools.gguf.formats import FORMATS
-from mithril_tools.gguf.matrix import BlockMatrix
 
 RNG = np.random.default_rng(0)
 UNEVEN = np.sort(RNG.uniform(-1, 1, 16)).astype(np.float32)

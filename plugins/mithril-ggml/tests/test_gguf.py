@@ -10,9 +10,9 @@ import mithril as ml
 from mithril.graph.dtypes import dtype as as_dtype
 from mithril.graph.errors import InputError, MithrilError, OptionError
 from mithril.models import BatchNorm2d, Conv2d, Embedding, Linear, Relu, TransformerEncoderLayer
+from mithril_gguf.reader import read_gguf
 from mithril_testing.constants import EveryRole, difference
 from mithril_testing.damaged_files import attempts, check, flipped
-from mithril_tools.gguf.reader import read_gguf
 
 rng = np.random.default_rng(0)
 

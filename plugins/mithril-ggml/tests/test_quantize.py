@@ -12,7 +12,7 @@ from mithril.graph.registry import operation as op
 from mithril_ggml.library.quant_types import by_code, compatible_type, kind, kinds
 from mithril_ggml.library.repack import is_supported
 from mithril_ggml.weights.packed_weights import PackedArray, Store, pack, unpack
-from mithril_tools.gguf.formats import FORMATS
+from mithril_gguf.formats import FORMATS
 
 rng = np.random.default_rng(0)
 ERRORS = {"f32": 0, "f16": 1e-3, "bf16": 4e-3, "q8_0": 0.01, "q6_k": 0.03, "q5_k": 0.05, "q5_1": 0.05, "q5_0": 0.06,

@@ -2,7 +2,7 @@
 
 import json
 
-from mithril_hub.gguf.vocabulary import PATTERNS
+from mithril_gguf.vocabulary import PATTERNS
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, 12345 times; isn't it?",

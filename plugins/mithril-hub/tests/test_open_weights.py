@@ -11,7 +11,6 @@ from safetensors.numpy import save_file
 import mithril as ml
 from mithril import InputError
 from mithril_testing.damaged_files import attempts, check, flipped, truncated
-from mithril_tools.gguf.formats import OTHERS
 
 RNG = np.random.default_rng(0)
 ARRAYS = {
@@ -68,12 +67,6 @@ def test_types_of_files_that_are_not_decoded_are_named(tmp_path):
             ml.open_weights(path)
         assert "iq4_nl, iq4_xs, mxfp4, q2_k" in str(caught.value)
         assert remedy in str(caught.value)
-
-
-def test_names_of_types_are_those_of_ggml():
-    gguf = pytest.importorskip("gguf")
-    for code, name in OTHERS.items():
-        assert gguf.GGMLQuantizationType(code).name.lower() == name
 
 
 def test_changed_files_give_errors_of_mithril(tmp_path):

@@ -10,7 +10,8 @@ from small_tokenizers import SAMPLES, train
 
 import mithril as ml
 from mithril.graph import InputError
-from mithril_hub.gguf.vocabulary import tokenizer_json, vocabulary_entries
+from mithril_gguf.vocabulary import tokenizer_json
+from mithril_hub.gguf.writing import tokenizer_entries
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ eos_token }}{% endfor %}"
@@ -52,7 +53,7 @@ def test_vocabularies_of_gguf_files(kind, tmp_path):
     settings = {"eos_token": "</s>", "chat_template": TEMPLATE}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     size = original.get_vocab_size()
-    entries = vocabulary_entries(tmp_path, size + 3)
+    entries = tokenizer_entries(tmp_path, size + 3)
     assert entries["tokenizer.ggml.tokens"][size:] == [f"[PAD{size + n}]" for n in range(3)]
     assert entries["tokenizer.ggml.eos_token_id"] == original.token_to_id("</s>")
     assert entries["tokenizer.ggml.add_bos_token"] and entries["tokenizer.chat_template"] == TEMPLATE
@@ -68,7 +69,7 @@ def test_vocabulary_of_bert_in_gguf_files(tmp_path):
     original = train("wordpiece")
     original.save(str(tmp_path / "tokenizer.json"))
     size = original.get_vocab_size()
-    entries = vocabulary_entries(tmp_path, size + 2)
+    entries = tokenizer_entries(tmp_path, size + 2)
     numbers = {k.split(".")[2].removesuffix("_token_id"): v for k, v in entries.items() if k.endswith("_token_id")}
     assert numbers == {"padding": 0, "unknown": 1, "bos": 2, "cls": 2, "eos": 3, "seperator": 3, "mask": 4}
     again = tokenizers.Tokenizer.from_str(tokenizer_json(entries, tmp_path))
@@ -80,21 +81,21 @@ def test_vocabulary_of_bert_in_gguf_files(tmp_path):
     content["normalizer"]["lowercase"] = False
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(ml.UnsupportedError, match="keeps upper case"):
-        vocabulary_entries(tmp_path, size)
+        tokenizer_entries(tmp_path, size)
     content["normalizer"]["lowercase"], content["model"]["continuing_subword_prefix"] = True, "@@"
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(ml.UnsupportedError, match=r"marks pieces by '@@'(\n|.)*without tokenizer.json"):
-        vocabulary_entries(tmp_path, size)
+        tokenizer_entries(tmp_path, size)
 
 
 def test_tokenizers_without_a_form_in_gguf(folder):
     with pytest.raises(ml.UnsupportedError, match="splits texts by nothing has no form in GGUF files"):
-        vocabulary_entries(folder, 200)
+        tokenizer_entries(folder, 200)
     with pytest.raises(InputError, match="the tokenizer has token 98, the model 50 tokens"):
-        vocabulary_entries(folder, 50)
+        tokenizer_entries(folder, 50)
     (folder / "tokenizer.json").write_text('{"model": []}')
     with pytest.raises(InputError, match="is not a readable tokenizer"):
-        vocabulary_entries(folder, 200)
+        tokenizer_entries(folder, 200)
     with pytest.raises(ml.UnsupportedError, match="has no vocabulary that is supported"):
         tokenizer_json({"tokenizer.ggml.model": "none"}, folder)
 

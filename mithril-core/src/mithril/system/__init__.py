@@ -8,7 +8,7 @@ HOMES = {
     "files": ("check_archive",),
     "fingerprints": ("UnhashableObject", "fields", "fingerprint", "package_content", "package_version_key"),
     "launchers": ("LaunchedTask", "launched_task", "shared_attempt"),
-    "measured": ("read_measured", "save_measured"),
+    "measured": ("read_measured", "save_measured", "this_machine"),
     "timing": ("Lap", "Stopwatch", "Times", "lower_quartile", "time_calls", "time_interleaved"),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

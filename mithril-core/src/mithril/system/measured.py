@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import time
 from typing import Any
 
 from mithril.system.disk_cache import Store
 
 LIFETIME = 30 * 24 * 3600  # seconds
+
+
+def this_machine() -> list[Any]:
+    """Return the facts about this machine that run times depend on, for the key of a measurement."""
+    return [platform.machine(), platform.processor(), platform.node(), os.cpu_count()]
 
 
 def save_measured(store: Store, key: str, result: Any) -> None:

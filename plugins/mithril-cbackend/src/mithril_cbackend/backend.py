@@ -162,7 +162,7 @@ class CBackend(Backend):
     def reading_quantized(self, weight: EncodedWeight) -> tuple[Op, Mapping[str, Any]] | None:
         """Return the operation that reads a matrix in blocks of a file."""
         from mithril_cbackend.lowering.int8x4.group_operation import block_matrix
-        from mithril_tools.gguf.matrix import BlockMatrix
+        from mithril_gguf.matrix import BlockMatrix
 
         if not isinstance(weight, BlockMatrix) or weight.ndim != 2:
             return super().reading_quantized(weight)

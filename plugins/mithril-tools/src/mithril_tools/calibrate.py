@@ -19,11 +19,20 @@ import numpy as np
 from mithril.backend import checked
 from mithril.compiler import CompiledModel, compile as compile_model, make_backend, resolve_options
 from mithril.graph import Graph, InputError
-from mithril.system import Lap, Stopwatch, Store, fingerprint, lower_quartile, read_measured, save_measured
+from mithril.system import (
+    Lap,
+    Stopwatch,
+    Store,
+    fingerprint,
+    lower_quartile,
+    read_measured,
+    save_measured,
+    this_machine,
+)
 from mithril_tools.calibration_models import Case, corpus
 from mithril_tools.cost_model import PLAIN, CostModel, Estimate, Sample
 from mithril_tools.op_timing import repeated_ops
-from mithril_tools.tuning_cache import machine, stamps
+from mithril_tools.tuning_cache import stamps
 
 if TYPE_CHECKING:
     from mithril.backend import Backend
@@ -219,7 +228,7 @@ def _store(store: Store | str | os.PathLike[str] | bool) -> Store | None:
 
 
 def _key(backend: Backend) -> str:
-    return fingerprint("cost model", backend.identity(), machine(), stamps(backend))
+    return fingerprint("cost model", backend.identity(), this_machine(), stamps(backend))
 
 
 def _stored(model: CostModel) -> dict[str, Any]:

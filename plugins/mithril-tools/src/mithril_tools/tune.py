@@ -18,9 +18,17 @@ from mithril.backend import checked
 from mithril.compiler import compile as compile_model, make_backend, resolve_options
 from mithril.graph import LEVELS, MithrilError, OptionError, dtype as as_dtype
 from mithril.models import flatten
-from mithril.system import Store, UnhashableObject, fingerprint, read_measured, save_measured, time_interleaved
+from mithril.system import (
+    Store,
+    UnhashableObject,
+    fingerprint,
+    read_measured,
+    save_measured,
+    this_machine,
+    time_interleaved,
+)
 from mithril_tools.diff import TOLERANCE, relative_error
-from mithril_tools.tuning_cache import machine, save_best, stamps, tuning_in_progress
+from mithril_tools.tuning_cache import save_best, stamps, tuning_in_progress
 
 if TYPE_CHECKING:
     from mithril.compiler import CompiledModel
@@ -192,7 +200,7 @@ def _key(model: Any, backend: Any, arrays: Any, options: Any, knobs: Any, gradie
     try:
         flat, backend_key = flatten(model), (type(backend), backend.identity())
         return fingerprint(
-            "tune", flat, backend_key, shapes, dict(options), dict(knobs), gradients_of, machine(), stamps(backend)
+            "tune", flat, backend_key, shapes, dict(options), dict(knobs), gradients_of, this_machine(), stamps(backend)
         )
     except UnhashableObject:
         return None

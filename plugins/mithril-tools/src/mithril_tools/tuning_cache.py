@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,7 +10,7 @@ from typing import Any
 
 from mithril import __version__
 from mithril.models import flatten
-from mithril.system import Store, UnhashableObject, fingerprint, package_version_key
+from mithril.system import Store, UnhashableObject, fingerprint, package_version_key, this_machine
 
 _searching: ContextVar[bool] = ContextVar("searching", default=False)
 
@@ -50,11 +48,6 @@ def load_best(model: Any, backend: Any, settings: Mapping[str, Any], user_option
         return {}
 
 
-def machine() -> list[Any]:
-    """Return the facts about this machine that run times depend on."""
-    return [platform.machine(), platform.processor(), platform.node(), os.cpu_count()]
-
-
 def stamps(backend: Any) -> list[str]:
     """Return the versions of the core and of a backend, down to the files."""
     package = type(backend).__module__.partition(".")[0]
@@ -68,6 +61,6 @@ def _key(model: Any, backend: Any, shapes: Mapping[str, Any]) -> str | None:
         return None
     backend_key = (type(backend), backend.identity())
     try:
-        return fingerprint("winners", flatten(model), backend_key, sizes, machine(), stamps(backend))
+        return fingerprint("winners", flatten(model), backend_key, sizes, this_machine(), stamps(backend))
     except UnhashableObject:
         return None

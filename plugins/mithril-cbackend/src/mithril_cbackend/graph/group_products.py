@@ -21,7 +21,7 @@ from mithril.system import ArrayCache
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
 from mithril_cbackend.lowering.int8x4.group_operation import block_matrix, group_product, group_rows
 from mithril_cbackend.lowering.int8x4.group_packed_blocks import PackedBlocks, packed_blocks_of, packed_blocks_of_blocks
-from mithril_tools.gguf.formats import FORMATS, Format
+from mithril_gguf.formats import FORMATS, Format
 
 Array = np.ndarray[Any, Any]
 PACKED_BLOCKS = ArrayCache()  # of quantized values: programs for other sizes share them

@@ -15,7 +15,15 @@ from mithril import ops
 from mithril.backend import BuildOptions
 from mithril.graph import Builder, Graph, Input, Node, Value, float32, iterate
 from mithril.passes import random_arguments
-from mithril.system import Store, fingerprint, package_version_key, read_measured, save_measured, time_interleaved
+from mithril.system import (
+    Store,
+    fingerprint,
+    package_version_key,
+    read_measured,
+    save_measured,
+    this_machine,
+    time_interleaved,
+)
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph.fusion import known_weights
 from mithril_cbackend.lowering.conv import direct_convolution
@@ -26,7 +34,6 @@ from mithril_cbackend.lowering.rows import reductions
 from mithril_cbackend.lowering.scheduled import folds
 from mithril_cbackend.program.executable import Executable
 from mithril_cbackend.schedule.schedules import Schedules, kind
-from mithril_tools.tuning_cache import machine as this_machine
 
 SMALL = 1 << 18  # multiplications; schedules do not matter for smaller operations
 MAX_OPERATIONS = 32  # measured in one compilation, the largest first

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 
-import mithril
 from mithril import plugins
 from mithril.backend import Backend
 from mithril.compiler import CompiledModel, compile, make_backend, resolve_options
 from mithril.graph import InputError
 from mithril.system import files
 from mithril_ggml.backend import GGMLBackend
-from mithril_ggml.library.quant_types import by_code, compatible_type
+from mithril_ggml.library.quant_types import QuantType, by_code, compatible_type
 from mithril_ggml.weights.packed_weights import PackedArray, pack, unpack
 from mithril_ggml.weights.quantize_recipe import QuantizationRecipe
-from mithril_tools.gguf.formats import BY_CODE
-from mithril_tools.gguf.matrix import BlockMatrix
-from mithril_tools.gguf.reader import MAX_NAME, PLAIN, GGUFFile, StoredTensor
+from mithril_gguf.formats import BY_CODE
+from mithril_gguf.matrix import BlockMatrix
+from mithril_gguf.reader import MAX_NAME, PLAIN, GGUFFile, StoredTensor
+from mithril_gguf.writer import QUANTIZATION_VERSION, stored_tensor, write_gguf
 
 Array = np.ndarray[Any, Any]
 
@@ -57,9 +55,7 @@ class FileTensor:
         """Return the elements as float32."""
         t = self.stored
         if t.code in PLAIN:
-            code = PLAIN[t.code]
-            kind = mithril.bfloat16.numpy if code == "bfloat16" else np.dtype(code)
-            return t.data.view(kind).reshape(t.shape).astype(np.float32, copy=False)
+            return t.plain.astype(np.float32, copy=False)
         rows = int(np.prod(t.shape[:-1]))
         return unpack(t.data, by_code()[t.code], (rows, t.shape[-1])).reshape(t.shape)
 
@@ -146,59 +142,49 @@ def export_architecture(
         raise InputError(f"this model is a '{architecture}', no '{name}'", hint=f'architecture="{architecture}"')
     if hasattr(compiled.model, "checkpoint_parameters"):  # the model has them in another form
         parameters = compiled.model.checkpoint_parameters(parameters)
+    tensors: list[StoredTensor] = []
+    stacked: dict[str, dict[tuple[int, ...], Array]] = {}  # parts of a tensor
+    kinds: dict[str, QuantType | None] = {}
+    for parameter, (tensor, order, offset, index) in sources.items():
+        array = np.asarray(compiled.backend.to_numpy(parameters[parameter]), np.float32)
+        array = array + np.float32(offset) if offset else array
+        array = array if order is None else array[order]
+        kind = None if tensor.endswith(FLOATS) else recipe.requested_type(parameter)
+        if index:
+            stacked.setdefault(tensor, {})[index] = array
+            kinds[tensor] = kind
+        else:
+            tensors.append(_stored(tensor, array, kind))
+    for tensor, arrays in stacked.items():
+        tensors.append(_stored(tensor, np.stack([arrays[index] for index in sorted(arrays)]), kinds[tensor]))
+    tensors += [stored_tensor(tensor, array) for tensor, array in extra.items()]
+    entries = {
+        "general.architecture": architecture,
+        "general.name": compiled.name,
+        "general.quantization_version": QUANTIZATION_VERSION,
+        **{key: _narrow(value) for key, value in metadata.items()},
+    }
+    entries.setdefault("tokenizer.ggml.model", "none")  # llama.cpp then evaluates numbers of tokens
     target = Path(os.fspath(path))
-    with files.parts(target) as folder, closing(gguf.GGUFWriter(folder / "part", architecture)) as writer:
-        writer.add_string("general.name", compiled.name)
-        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        _add_metadata(writer, metadata)
-        stacked: dict[str, dict[tuple[int, ...], Array]] = {}  # parts of a tensor
-        kinds: dict[str, Any] = {}
-        for parameter, (tensor, order, offset, index) in sources.items():
-            array = np.asarray(compiled.backend.to_numpy(parameters[parameter]), np.float32)
-            array = array + np.float32(offset) if offset else array
-            array = array if order is None else array[order]
-            kind = None if tensor.endswith(FLOATS) else recipe.requested_type(parameter)
-            if index:
-                stacked.setdefault(tensor, {})[index] = array
-                kinds[tensor] = kind
-            else:
-                _add(writer, tensor, array, kind)
-        for tensor, arrays in stacked.items():
-            _add(writer, tensor, np.stack([arrays[index] for index in sorted(arrays)]), kinds[tensor])
-        for tensor, array in extra.items():
-            writer.add_tensor(tensor, array)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+    with files.parts(target) as folder:
+        write_gguf(folder / "part", entries, tensors)
         files.move(folder / "part", target)
 
 
-def _add(writer: Any, tensor: str, array: Array, kind: Any) -> None:
+def _stored(tensor: str, array: Array, kind: QuantType | None) -> StoredTensor:
     if len(tensor) > MAX_NAME:
         raise InputError(f"the name '{tensor}' is too long for a GGUF file")
     if kind is None or array.ndim < 2:
-        writer.add_tensor(tensor, np.asarray(array, order="C"))
-        return
+        return stored_tensor(tensor, array)
     rows = array.reshape(-1, array.shape[-1])
     packed = pack(rows, compatible_type(kind, array.shape[-1]), name=f"'{tensor}'")
-    writer.add_tensor(
-        tensor, packed.data.reshape(*array.shape[:-1], -1), raw_dtype=gguf.GGMLQuantizationType(packed.kind.code)
-    )
+    return StoredTensor(tensor, array.shape, packed.kind.code, packed.data)
 
 
-def _add_metadata(writer: Any, metadata: Mapping[str, Any]) -> None:
-    """Write the entries; without a vocabulary llama.cpp evaluates numbers of tokens."""
-    for key, value in metadata.items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        else:
-            writer.add_array(key, value)
-    if "tokenizer.ggml.model" not in metadata:
-        writer.add_string("tokenizer.ggml.model", "none")
+def _narrow(value: Any) -> Any:
+    """Return a value whose numbers have 32 bits, as llama.cpp reads them."""
+    if isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, list):
+        return [_narrow(x) if isinstance(x, float) else np.int32(x) if isinstance(x, int) else x for x in value]
+    return np.uint32(value) if isinstance(value, int) else np.float32(value)

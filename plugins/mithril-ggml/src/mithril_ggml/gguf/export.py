@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 
 import mithril
@@ -37,7 +36,8 @@ from mithril_ggml.library.quant_types import stored
 from mithril_ggml.weights.packed_weights import PackedArray, Store
 from mithril_ggml.weights.quantize_recipe import QuantizationRecipe
 from mithril_ggml.weights.weight_packing import Packing
-from mithril_tools.gguf.reader import MAX_NAME
+from mithril_gguf.reader import MAX_NAME, StoredTensor
+from mithril_gguf.writer import QUANTIZATION_VERSION, stored_tensor, write_gguf
 
 InputTypes = tuple[tuple[str, TensorType], ...]
 FORMAT = 1
@@ -182,31 +182,32 @@ def _write(
         if not files.storable(text):
             raise InputError(f"a GGUF file cannot hold the name {text!r}", hint="rename it: names are UTF-8 there")
     graph, constants = _lifted(graph)
-    with files.parts(target) as folder, closing(gguf.GGUFWriter(folder / "part", ARCHITECTURE)) as writer:
-        _general(writer, name, metadata)
-        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        writer.add_uint32("mithril.format", FORMAT)
-        writer.add_string("mithril.version", mithril.__version__)
-        writer.add_string("mithril.plugins", plugins)
-        writer.add_string("mithril.graph", to_text(graph, origins=False))
-        writer.add_array("mithril.inputs", [i.name for i in graph.with_role("input")])
-        writer.add_array("mithril.outputs", list(graph.output_names))
-        writer.add_string("mithril.quantization", recipe)
-        names = _Names()
-        transposed_names = []
-        for key, array in {**arrays, **constants}.items():
-            if key in packed:
-                _add_packed(writer, names(key), packed[key])
-                transposed_names += [key] if packed[key].transposed else []
-            elif np.size(array):
-                _add_plain(writer, names(key), np.asarray(array), graph.input(key).type.dtype)
-        writer.add_array("mithril.names", names.full)
-        writer.add_array("mithril.tensors", names.short)
-        writer.add_array("mithril.turned", transposed_names)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+    names = _Names()
+    transposed_names = []
+    tensors = []
+    for key, array in {**arrays, **constants}.items():
+        if key in packed:
+            tensors.append(_packed(names(key), packed[key]))
+            transposed_names += [key] if packed[key].transposed else []
+        elif np.size(array):
+            tensors.append(_plain(names(key), np.asarray(array), graph.input(key).type.dtype))
+    entries = {
+        "general.architecture": ARCHITECTURE,
+        **_general(name, metadata),
+        "general.quantization_version": QUANTIZATION_VERSION,
+        "mithril.format": np.uint32(FORMAT),
+        "mithril.version": mithril.__version__,
+        "mithril.plugins": plugins,
+        "mithril.graph": to_text(graph, origins=False),
+        "mithril.inputs": [i.name for i in graph.with_role("input")],
+        "mithril.outputs": list(graph.output_names),
+        "mithril.quantization": recipe,
+        "mithril.names": names.full,
+        "mithril.tensors": names.short,
+        "mithril.turned": transposed_names,
+    }
+    with files.parts(target) as folder:
+        write_gguf(folder / "part", entries, tensors)
         files.move(folder / "part", target)
 
 
@@ -237,13 +238,13 @@ class _Names:
         return short
 
 
-def _general(writer: Any, name: str, metadata: Mapping[str, Any]) -> None:
-    writer.add_string("general.name", str(metadata.get("name", name)))
+def _general(name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    entries: dict[str, Any] = {"general.name": str(metadata.get("name", name))}
     for key, value in metadata.items():
         if key == "name":
             continue
         if key in GENERAL:
-            writer.add_string(f"general.{key}", str(value))
+            entries[f"general.{key}"] = str(value)
         elif "." not in key or key.startswith(("general.", "mithril.", "GGUF.")):
             raise OptionError(
                 f"metadata '{key}' has no place in a GGUF file",
@@ -251,38 +252,30 @@ def _general(writer: Any, name: str, metadata: Mapping[str, Any]) -> None:
                 hint="keys of your own have a dot: 'mycompany.ticket'",
             )
         else:
-            _add_metadata(writer, key, value)
+            entries[key] = _entry(key, value)
+    return entries
 
 
-def _add_metadata(writer: Any, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_int64(key, value)
-    elif isinstance(value, float):
-        writer.add_float64(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    elif isinstance(value, (list, tuple)) and value and len({type(x) for x in value}) == 1:
-        writer.add_array(key, list(value))
-    else:
+def _entry(key: str, value: Any) -> Any:
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    kinds = {type(x) for x in values}
+    if len(kinds) != 1 or not kinds <= {bool, int, float, str} or not all(map(_fits, values)):
         raise OptionError(f"metadata '{key}' cannot be {value!r}", facts=["accepted: texts, numbers, lists of them"])
+    return values if isinstance(value, (list, tuple)) else value
 
 
-def _add_packed(writer: Any, name: str, packed: PackedArray) -> None:
-    writer.add_tensor(name, packed.data, raw_dtype=gguf.GGMLQuantizationType(packed.kind.code))
+def _fits(value: Any) -> bool:
+    """Whether this is a number of 64 bits or a text of UTF-8."""
+    return (
+        files.storable(value) if isinstance(value, str) else not isinstance(value, int) or -(1 << 63) <= value < 1 << 63
+    )
 
 
-def _add_plain(writer: Any, name: str, array: Any, dtype: DType) -> None:
-    """Store an array unchanged, or as bytes of equal width if GGUF lacks its dtype; the graph has dtype and shape."""
-    flat = np.asarray(array, order="C")
-    if not 1 <= flat.ndim <= 4:
-        flat = flat.reshape(-1)
-    code = stored(dtype)
-    signed = {24: np.int8, 25: np.int16, 26: np.int32, 27: np.int64}.get(code)
-    if signed is not None:
-        writer.add_tensor(name, flat.view(signed))
-    elif dtype.name == "bfloat16":
-        writer.add_tensor(name, flat.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
-    else:
-        writer.add_tensor(name, flat)
+def _packed(name: str, packed: PackedArray) -> StoredTensor:
+    shape = packed.shape[::-1] if packed.transposed else packed.shape
+    return StoredTensor(name, shape, packed.kind.code, packed.data)
+
+
+def _plain(name: str, array: Any, dtype: DType) -> StoredTensor:
+    """Return an array, or its bytes as another type if GGUF lacks its dtype; the graph has dtype and shape."""
+    return stored_tensor(name, array if 1 <= array.ndim <= 4 else array.reshape(-1), stored(dtype))

@@ -33,9 +33,9 @@ from mithril_ggml.gguf.export import ARCHITECTURE, FORMAT
 from mithril_ggml.library.quant_types import by_code, stored
 from mithril_ggml.weights.packed_weights import PackedArray
 from mithril_ggml.weights.quantize_recipe import QuantizationRecipe
-from mithril_tools.gguf.formats import FORMATS
-from mithril_tools.gguf.matrix import BlockMatrix
-from mithril_tools.gguf.reader import PLAIN, GGUFFile, StoredTensor, read_gguf
+from mithril_gguf.formats import FORMATS
+from mithril_gguf.matrix import BlockMatrix
+from mithril_gguf.reader import PLAIN, GGUFFile, StoredTensor, read_gguf
 
 MAX_TEXT = 1 << 28  # characters of a graph
 

@@ -17,9 +17,9 @@ import numpy as np
 from mithril.backend import checked
 from mithril.graph import InputError, MithrilError
 from mithril.system import check_archive
+from mithril_gguf.matrix import array_of
+from mithril_gguf.reader import read_gguf
 from mithril_hub.checkpoint.safetensors_file import read_safetensors
-from mithril_tools.gguf.matrix import array_of
-from mithril_tools.gguf.reader import read_gguf
 
 Array = np.ndarray[Any, Any]
 LOCAL_HEADER = 30  # bytes of a zip member before its name

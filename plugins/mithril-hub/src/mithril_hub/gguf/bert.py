@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from mithril.graph import InputError, UnsupportedError
-from mithril_hub.checkpoint.checkpoint_weights import CheckpointWeights
+from mithril_gguf.vocabulary import PREFIX
 from mithril_hub.checkpoint.folder import pooling_of
 from mithril_hub.encoder.blocks import Tower
 from mithril_hub.encoder.network import Network
 from mithril_hub.encoder.text import BERT, TextConfig, text_encoder
 from mithril_hub.gguf.reading import Metadata, fitting
 from mithril_hub.gguf.tensor_names import Tensor
-from mithril_hub.gguf.vocabulary import PREFIX, vocabulary_entries
-from mithril_hub.gguf.writing import architecture_of
+from mithril_hub.gguf.writing import architecture_of, folder_of, tokenizer_entries
 from mithril_hub.model import parameter_types
 
 POOLING = ("", "mean", "cls", "last", "rank")  # by the number in files
@@ -66,7 +65,7 @@ def save(model: Any) -> tuple[str, dict[str, Any], dict[str, Tensor], dict[str, 
         raise UnsupportedError(
             f"encoders with the activation '{tower.activation}' have no form in GGUF files", facts=["written: gelu"]
         )
-    folder = model.pretrained.folder if isinstance(model.pretrained, CheckpointWeights) else None
+    folder = folder_of(model)
     entries: dict[str, Any] = {
         "bert.block_count": tower.layers,
         "bert.context_length": config.positions,
@@ -85,8 +84,7 @@ def save(model: Any) -> tuple[str, dict[str, Any], dict[str, Tensor], dict[str, 
         entries["bert.pooling_type"] = POOLING.index(pooling)
     if config.classes:
         entries["bert.classifier.output_labels"] = [f"LABEL_{n}" for n in range(config.classes)]
-    if folder is not None:
-        entries |= vocabulary_entries(folder, config.vocabulary)
+    entries |= tokenizer_entries(folder, config.vocabulary)
     return architecture, entries, _tensors(config, list(parameter_types(model))), {}
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mithril.graph import UnsupportedError
+from mithril_gguf.vocabulary import vocabulary_entries
 from mithril_hub.checkpoint.checkpoint_weights import CheckpointWeights
+from mithril_hub.checkpoint.folder import read_json, read_text
 from mithril_hub.decoder.config import DecoderConfig
 from mithril_hub.decoder.rope import Rope
 from mithril_hub.gguf.tensor_names import Tensor, tensors_by_parameter
-from mithril_hub.gguf.vocabulary import vocabulary_entries
 from mithril_hub.model import Decoder, parameter_types, with_stacked_experts
 
 ARCHITECTURES = {
@@ -40,10 +42,22 @@ def save(model: Any) -> tuple[str, dict[str, Any], dict[str, Tensor], dict[str, 
     separate = with_stacked_experts(model, stacked=False) if config.experts is not None else model
     tensors = tensors_by_parameter(config, list(parameter_types(separate)), architecture == "llama")
     entries = {f"{architecture}.{key}": value for key, value in metadata.items()}
-    folder = model.pretrained.folder if isinstance(model.pretrained, CheckpointWeights) else None
-    if folder is not None:
-        entries |= vocabulary_entries(folder, config.vocabulary)
-    return architecture, entries, tensors, extra
+    return architecture, entries | tokenizer_entries(folder_of(model), config.vocabulary), tensors, extra
+
+
+def folder_of(model: Any) -> Path | None:
+    """Return the folder that the model was read from."""
+    return model.pretrained.folder if isinstance(model.pretrained, CheckpointWeights) else None
+
+
+def tokenizer_entries(folder: Path | None, size: int) -> dict[str, Any]:
+    """Return the entries of a checkpoint's tokenizer for a vocabulary of this size; none if it has no tokenizer."""
+    if folder is None or not (path := folder / "tokenizer.json").is_file():
+        return {}
+    settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    has_file = (folder / "chat_template.jinja").is_file()
+    template = read_text(folder, "chat_template.jinja") if has_file else settings.get("chat_template")
+    return vocabulary_entries(path, read_json(path), settings, template if isinstance(template, str) else None, size)
 
 
 def architecture_of(model: Any) -> str:

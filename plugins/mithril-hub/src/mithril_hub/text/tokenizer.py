@@ -20,8 +20,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from mithril.backend import checked
 from mithril.graph import InputError, UnsupportedError, check_limit, limit
 from mithril.system import files
+from mithril_gguf.vocabulary import PREFIX, TEMPLATE, read_entries, tokenizer_json
 from mithril_hub.checkpoint.folder import locate, read_json, read_text
-from mithril_hub.gguf.vocabulary import PREFIX, TEMPLATE, read_entries, tokenizer_json
 
 FAILURES = (
     *(TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError),

@@ -6,7 +6,6 @@ Variants that are faster alone are used only if the whole graph is faster with t
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,7 +13,15 @@ from mithril import Graph, Node, pass_
 from mithril.backend import Backend, BuildOptions
 from mithril.graph import Builder, Editor, OptionError, flops, is_product, numel, structural_hash
 from mithril.passes import PassContext, random_arguments
-from mithril.system import Store, fingerprint, package_version_key, read_measured, save_measured, time_interleaved
+from mithril.system import (
+    Store,
+    fingerprint,
+    package_version_key,
+    read_measured,
+    save_measured,
+    this_machine,
+    time_interleaved,
+)
 from mithril_passes.operation_forms.op_variants import Variant, is_measurable, variants_of
 from mithril_passes.operation_forms.specialization import targets_own_device
 
@@ -106,7 +113,7 @@ def _key(node: Node, backend: Backend) -> str:
 def _environment(backend: Backend) -> list[Any]:
     """Return the machine, the backend and the versions, on which times depend."""
     package = type(backend).__module__.partition(".")[0]
-    machine = [platform.machine(), platform.node(), os.cpu_count(), os.environ.get("OMP_NUM_THREADS")]
+    machine = [*this_machine(), os.environ.get("OMP_NUM_THREADS")]
     return [backend.identity(), machine, *(package_version_key(p) for p in ("mithril", "mithril_passes", package))]
 
 

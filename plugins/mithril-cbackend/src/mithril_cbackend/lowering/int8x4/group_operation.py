@@ -8,7 +8,7 @@ import numpy as np
 
 from mithril.graph import float32, op
 from mithril_cbackend.lowering.int8x4.group_packed_blocks import PackedBlocks, unpacked
-from mithril_tools.gguf.formats import FORMATS
+from mithril_gguf.formats import FORMATS
 
 NO_AXES = "it exists in programs of this backend"
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril_cbackend.lowering.int8x4.group_tiles import COLUMNS, GroupLayout
-from mithril_tools.gguf.formats import Format, Scales
+from mithril_gguf.formats import Format, Scales
 
 Array = np.ndarray[Any, Any]
 STEP = 1 << 21  # quantized values that are packed at a time, so that copies stay small

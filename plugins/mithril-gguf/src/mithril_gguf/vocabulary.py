@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mithril.graph import InputError, MithrilError, UnsupportedError
-from mithril_hub.checkpoint.folder import read_json, read_text
-from mithril_hub.gguf.wordpiece import wordpiece_entries, wordpiece_json
-from mithril_tools.gguf.reader import read_metadata
+from mithril_gguf.reader import read_metadata
+from mithril_gguf.wordpiece import wordpiece_entries, wordpiece_json
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 PREFIX = "tokenizer.ggml."
@@ -26,23 +25,23 @@ PATTERNS = {
 }
 
 
-def vocabulary_entries(folder: Path, size: int) -> dict[str, Any]:
-    """Return the entries of a checkpoint's tokenizer for a vocabulary of this size; none if it has no tokenizer."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return {}
+def vocabulary_entries(path: Path, content: Any, settings: Any, template: str | None, size: int) -> dict[str, Any]:
+    """Return the entries for a model of ``size`` tokens.
+
+    ``content`` is the ``tokenizer.json`` at ``path``, ``settings`` the ``tokenizer_config.json``, and ``template`` the
+    chat template.
+    """
     try:
-        content = read_json(path)
-        settings_path = folder / "tokenizer_config.json"
-        settings = read_json(settings_path) if settings_path.is_file() else {}
-        return _entries(content, settings, folder, size)
+        entries = _entries(content, settings, size)
     except MithrilError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         raise InputError(f"'{path}' is not a readable tokenizer", facts=[f"{type(error).__name__}: {error}"]) from None
+    entries = {PREFIX + key: value for key, value in entries.items()}
+    return entries if template is None else {**entries, TEMPLATE: template}
 
 
-def _entries(content: Any, settings: Any, folder: Path, size: int) -> dict[str, Any]:
+def _entries(content: Any, settings: Any, size: int) -> dict[str, Any]:
     model = content["model"]
     if model.get("type", "BPE") not in ("BPE", "WordPiece"):
         raise _unsupported(f"a tokenizer of the type {model.get('type')}")
@@ -62,8 +61,7 @@ def _entries(content: Any, settings: Any, folder: Path, size: int) -> dict[str, 
     entries: dict[str, Any] = {"tokens": tokens, "token_type": types}
     if model.get("type") == "WordPiece":
         control = {n for n, kind in enumerate(types) if kind != NORMAL}
-        entries |= wordpiece_entries(content, tokens, control)
-        return {PREFIX + key: value for key, value in entries.items()}
+        return entries | wordpiece_entries(content, tokens, control)
     if fallback:
         types[vocabulary[model["unk_token"]]] = UNKNOWN
         entries |= {"model": "llama", "scores": _scores(tokens, merges)}
@@ -80,10 +78,7 @@ def _entries(content: Any, settings: Any, folder: Path, size: int) -> dict[str, 
     if begins is not None:
         entries["bos_token_id"] = vocabulary[begins]
     entries["add_bos_token"] = begins is not None
-    result = {PREFIX + key: value for key, value in entries.items()}
-    has_file = (folder / "chat_template.jinja").is_file()
-    text = read_text(folder, "chat_template.jinja") if has_file else settings.get("chat_template")
-    return {**result, TEMPLATE: text} if isinstance(text, str) else result
+    return entries
 
 
 def _scores(tokens: list[str], merges: list[str]) -> list[float]:

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import EncodedWeight
-from mithril.graph import dtype as as_dtype
-from mithril_tools.gguf.formats import BY_CODE, Format
-from mithril_tools.gguf.reader import PLAIN, StoredTensor
+from mithril_gguf.formats import BY_CODE, Format
+from mithril_gguf.reader import PLAIN, StoredTensor
 
 Array = np.ndarray[Any, Any]
 STEP = 1 << 20  # elements that are decoded at a time
@@ -54,7 +53,6 @@ def array_of(tensor: StoredTensor) -> Array | BlockMatrix:
     if tensor.code not in PLAIN:
         kind = BY_CODE[tensor.code]
         return BlockMatrix(data.reshape(-1, kind.row(shape[-1])), kind, shape)
-    name = PLAIN[tensor.code]
-    array: Array = data.view(as_dtype(name).numpy if name == "bfloat16" else np.dtype(name)).reshape(shape)
+    array = tensor.plain
     array.setflags(write=False)
     return array

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mithril.graph import InputError, check_memory
+from mithril.graph import InputError, check_memory, dtype as as_dtype
 from mithril.system import Store
-from mithril_tools.gguf.formats import BY_CODE, OTHERS, TERNARY
+from mithril_gguf.formats import BY_CODE, OTHERS, TERNARY
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -26,11 +26,14 @@ MAX_NAME = 63  # ggml cuts longer names off
 MAX_ELEMENTS = 1 << 44
 POINTER, NUMBER, TEXT = 8, 40, 80  # bytes of memory of an element of a list: a small number, another one, a short text
 ARRAY, STRING, BOOL = 9, 8, 7
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", BOOL: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+DEFAULT_ALIGNMENT = 32  # bytes, of tensors
 Array = np.ndarray[Any, Any]
 
 # Tensors that are not quantized: NumPy dtype by code.
-PLAIN = {0: "<f4", 1: "<f2", 24: "<i1", 25: "<i2", 26: "<i4", 27: "<i8", 28: "<f8", 30: "bfloat16"}
+_TYPES = {0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: "int64", 28: "float64", 30: "bfloat16"}
+PLAIN = {code: as_dtype(name).numpy.newbyteorder("<") for code, name in _TYPES.items()}
+CODES = {dtype: code for code, dtype in PLAIN.items()}
 
 
 class BlockType(Protocol):
@@ -58,6 +61,12 @@ class StoredTensor:
     shape: tuple[int, ...]
     code: int
     data: Array
+
+    @property
+    def plain(self) -> Array:
+        """The elements of a tensor that is not quantized."""
+        array: Array = self.data.view(PLAIN[self.code]).reshape(self.shape)
+        return array
 
 
 @dataclass(frozen=True)
@@ -117,8 +126,8 @@ class _Reader:
     def value(self, kind: int, field: str, nested: bool = False) -> Any:
         if kind == STRING:
             return self.text(field)
-        if kind in _SCALARS:
-            return self.number(_SCALARS[kind], field)
+        if kind in SCALARS:
+            return self.number(SCALARS[kind], field)
         if kind == ARRAY and not nested:
             return self.array(field)
         raise self.error(f"{field} has the unknown type {kind}")
@@ -136,13 +145,13 @@ class _Reader:
                 raise self.error(f"{field} has {count} elements, more than the file can hold")
             self.charge(count * TEXT, field)
             return [self.text(f"an element of {field}") for _ in range(count)]
-        if kind not in _SCALARS:
+        if kind not in SCALARS:
             raise self.error(f"{field} has elements of the unknown type {kind}")
-        size = struct.calcsize(_SCALARS[kind])
+        size = struct.calcsize(SCALARS[kind])
         if count > left // size:
             raise self.error(f"{field} has {count} elements, more than the file can hold")
         self.charge(count * (POINTER if size == 1 else NUMBER), field)
-        form = "u1" if kind == BOOL else _SCALARS[kind]
+        form = "u1" if kind == BOOL else SCALARS[kind]
         raw = np.frombuffer(self.bytes(count * size, field), dtype=np.dtype(form))
         return [bool(x) for x in raw] if kind == BOOL else raw.tolist()
 
@@ -243,7 +252,7 @@ def _tensors(
     reader: _Reader, metadata: dict[str, Any], infos: list[tuple[str, tuple[int, ...], int, int]], types: Types
 ) -> dict[str, StoredTensor]:
     """Return the byte range of each tensor: inside the file, aligned, without overlap."""
-    alignment = metadata.get("general.alignment", 32)
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 16 or alignment & (alignment - 1):
         raise reader.error(f"an alignment of {alignment!r}")
     begin = -(-reader.at // alignment) * alignment
@@ -265,7 +274,7 @@ def _bytes(reader: _Reader, name: str, shape: tuple[int, ...], code: int, types:
     for n in shape:
         elements *= n
     if code in PLAIN:
-        return elements * (2 if code == 30 else np.dtype(PLAIN[code]).itemsize)
+        return elements * PLAIN[code].itemsize
     kind = types.get(code)
     if kind is None and code in OTHERS:
         names = ", ".join(sorted(t.name for t in types.values()))

@@ -1,0 +1,1 @@
+"""GGUF files: reading and writing, matrices in their formats of blocks, and vocabularies."""

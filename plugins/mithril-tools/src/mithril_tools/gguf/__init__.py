@@ -1,1 +1,0 @@
-"""GGUF files: reading, and matrices in their formats of blocks."""
