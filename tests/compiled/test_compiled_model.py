@@ -158,6 +158,19 @@ def test_wrong_parameters_are_refused(backend):
         compiled.evaluate(x)
 
 
+def test_names_of_a_part_or_of_the_whole_say_how_to_rename(backend):
+    part = ml.compile(Sequential(Linear(2), Linear(3)), backend, shapes={"input": [1, 3]})
+    around = ml.compile(Sequential(Sequential(Linear(2), Linear(3), name="body")), backend, shapes={"input": [1, 3]})
+    for source, target in [(part, around), (around, part)]:
+        params = dict(source.randomize_params(0))
+        with pytest.raises(InputError, match="inside 'body'") as error:
+            target.evaluate(params, {"input": random(1, 3)})
+        renamed = eval(error.value.hint.partition(": ")[2], {"params": params})
+        assert target.evaluate(renamed, {"input": random(1, 3)})["output"].shape == (1, 3)
+    with pytest.raises(InputError, match="randomize_params"):
+        part.evaluate({"body.0.weight": random(2, 3)}, {"input": random(1, 3)})
+
+
 def test_a_changed_parameter_is_seen_by_the_fast_path(backend):
     """The short cut for repeated calls must notice whatever may change between two calls."""
     compiled = ml.compile(mlp(), backend, shapes={"x": [None, 3]})

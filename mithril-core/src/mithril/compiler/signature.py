@@ -97,6 +97,23 @@ def only_input(expected: Iterable[str], name: str) -> str | None:
     return f"the only input of a layer is 'input'; inputs = ({name!r},) in the class renames it"
 
 
+def _renaming(expected: Iterable[str], actual: Iterable[str]) -> str | None:
+    """Return how to rename the parameters of a model to those of its part, or of a part to those of the model."""
+    wanted, passed = sorted(expected), [*actual]
+    for name in passed:  # a training graph around the model, say
+        prefix = name.removesuffix(wanted[0])
+        if prefix.endswith(".") and prefix != name and all(prefix + n in passed for n in wanted):
+            return (
+                f"these are inside '{prefix[:-1]}' here: "
+                f"{{n.removeprefix({prefix!r}): p for n, p in params.items() if n.startswith({prefix!r})}}"
+            )
+    if passed:
+        prefix = wanted[0].removesuffix(min(passed))
+        if prefix.endswith(".") and [prefix + n for n in sorted(passed)] == wanted:
+            return f"the model has them inside '{prefix[:-1]}': {{{prefix!r} + n: p for n, p in params.items()}}"
+    return None
+
+
 def missing_or_unknown(
     kind: str,
     expected: Mapping[str, Any],
@@ -126,7 +143,7 @@ def missing_or_unknown(
         if misplaced := [n for n in missing if isinstance(params, Mapping) and n in params]:
             hint = f"'{misplaced[0]}' is an input, trainable or not: move it from the parameters to the inputs"
     if missing and kind == "parameter":
-        hint = "params = compiled.randomize_params() returns a complete set"
+        hint = _renaming(expected, actual) or "params = compiled.randomize_params() returns a complete set"
     elif misplaced := [n for n in extra if n in states]:
         hint = f"'{misplaced[0]}' is a state, not a parameter: pass it in state="
     raise InputError(f"the {kind}s do not match the model", facts=facts, hint=hint)
