@@ -310,6 +310,8 @@ def test_a_loss_is_a_scalar():
     with pytest.raises(GradientError) as caught:
         value_and_gradients(graph)
     assert str(caught.value) == "which output is the loss?\n  scalar outputs: a, b\nhint: name it"
+    with pytest.raises(GradientError, match="(?s)no output is a scalar.*'y' is f64.3.*reduce it with sum"):
+        value_and_gradients(built(ops.sin, (3,)))
     with pytest.raises(GradientError) as caught:
         value_and_gradients(graph, "c")
     assert "the loss 'c' is f64[3], not a scalar" in str(caught.value)

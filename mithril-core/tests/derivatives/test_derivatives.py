@@ -214,7 +214,7 @@ def test_a_step_of_learning_is_differentiated():
         (lambda: ml.grad(built(cube, x=(3,)), wrt="z"), "unknown input to differentiate by 'z'"),
         (lambda: ml.jacobian(built(cube, x=(3,)), of="z"), "unknown output 'z'"),
         (lambda: ml.grad(built(cube, x=(3,)), wrt=0), "graphs and models require names"),
-        (lambda: ml.hessian(built(ops.sin, x=(3,))), r"not a scalar|which output is the loss"),
+        (lambda: ml.hessian(built(ops.sin, x=(3,))), "no output is a scalar"),
         (lambda: ml.grad(built(cube, x=(3,)), to="y"), "ml.grad.*has no argument 'to'|no argument 'to'"),
     ],
 )

@@ -18,6 +18,8 @@ from mithril.graph import (
     unknown,
 )
 
+REDUCE = "reduce it with sum(x) or mean(x), or give a cotangent: gradients(graph, of=[...])"
+
 
 def gradients(
     graph: Graph, of: Iterable[str] | None = None, wrt: Iterable[str] | None = None, lowers: Lowers | None = None
@@ -37,15 +39,21 @@ def value_and_gradients(
     scalars = [n for n, v in zip(graph.output_names, graph.outputs, strict=True) if v.dtype.is_float and v.shape == ()]
     if loss is None:
         if len(scalars) != 1:
+            if not scalars:
+                raise GradientError(
+                    "no output is a scalar whose gradients can be taken",
+                    facts=[f"'{n}' is {v.type}" for n, v in zip(graph.output_names, graph.outputs, strict=True)],
+                    hint=REDUCE,
+                )
             raise GradientError(
-                "which output is the loss?", facts=[f"scalar outputs: {', '.join(scalars) or 'none'}"], hint="name it"
+                "which output is the loss?", facts=[f"scalar outputs: {', '.join(scalars)}"], hint="name it"
             )
         loss = scalars[0]
     selected = _outputs(graph, [loss])
     if selected[loss].shape != ():
         raise GradientError(
             f"the loss '{loss}' is {selected[loss].type}, not a scalar",
-            hint="reduce it with sum(x) or mean(x), or give a cotangent: gradients(graph, of=[...])",
+            hint=REDUCE,
         )
     result = _with_gradients(graph, selected, _inputs(graph, wrt), lowers)
     cotangent = result.arguments[-1]

@@ -239,7 +239,7 @@ METHODS = {
     "requires_grad_ requires_grad trainable": "model.freeze(patterns), or trainable= of ml.compile",
     "modules named_modules children named_children submodules": "model.walk()",
     "register_forward_hook": "model.replace(path, ml.models.hook(function))",
-    "register_buffer add_weight register_parameter": "self.state or self.param in build",
+    "register_buffer add_weight register_parameter parameter variable": "self.state or self.param in build",
     "add append add_module": "model += layer",
     "save save_weights": "model.to_json(path) for the structure, compiled.save(path) for the parameters",
     "half float double bfloat16": "precision= of ml.compile",

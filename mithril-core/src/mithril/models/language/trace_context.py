@@ -220,9 +220,14 @@ class Context:
         except Exception as error:
             if plugin := plugin_of(type(layer).__module__):
                 error.add_note(f"{origin}: {_class_of(layer, plugin)}")
-            # functions of NumPy, math and other frameworks refuse symbolic values by their class
-            elif isinstance(error, TypeError) and "Value" in str(error) and not hasattr(error, "__notes__"):
-                error.add_note(f"values in the build of {layer!r} are symbolic: use mithril.ops, such as ops.tanh(x)")
+            elif isinstance(error, (TypeError, AttributeError)) and not hasattr(error, "__notes__"):
+                if "tuple" in str(error):
+                    error.add_note("a layer such as LSTM returns several values: output, *states = layer(x)")
+                # functions of NumPy, math and other frameworks refuse symbolic values by their class
+                elif isinstance(error, TypeError) and "Value" in str(error):
+                    error.add_note(
+                        f"values in the build of {layer!r} are symbolic: use mithril.ops, such as ops.tanh(x)"
+                    )
             raise
         finally:
             builder.origin, builder.tags = outer
