@@ -203,6 +203,8 @@ def test_names_of_trainers_elsewhere_are_errors_with_the_way_here():
         for word in words.split():
             with pytest.raises(AttributeError, match=f"^'Trainer' object has no attribute '{word}'; use "):
                 getattr(subject, word)
+    with pytest.raises(AttributeError, match=r"^type object 'Trainer' .* 'resume'; use trainer.fit"):
+        ml.Trainer.resume  # noqa: B018
     with pytest.raises(AttributeError, match=r"^'Trainer' object has no attribute 'frobnicate'$"):
         subject.frobnicate()
 

@@ -125,6 +125,22 @@ def test_logs(tmp_path):
     assert [json.loads(text)["step"] for text in lines.read_text().splitlines()] == [6, 12, 18]
 
 
+@pytest.mark.parametrize(
+    ("name", "method", "message"),
+    [
+        ("on_epoch_end", lambda self, trainer, row: None, r"no event calls .*\n.*\n.*did you mean epoch_end\(\)"),
+        ("on_train_begin", lambda self, trainer: None, r"did you mean begin\(\)"),
+        ("epoch_start", lambda self, trainer, epoch: None, r"did you mean epoch_begin\(\)"),
+        ("epoch_end", lambda self, trainer, epoch, row: None, r"'row'\n.*def epoch_end\(self, trainer, row\)"),
+        ("end", lambda self: None, r"too many positional arguments\n.*def end\(self, trainer\)"),
+    ],
+)
+def test_methods_that_no_event_calls(name, method, message):
+    with pytest.raises(ml.OptionError, match=message):
+        type("Log", (ml.Callback,), {name: method})
+    type("Log", (ml.Callback,), {"epoch_end": lambda self, *arguments: None, "send": lambda self: None})
+
+
 def test_callbacks_see_every_moment():
     class Log(ml.Callback):
         def begin(self, trainer):

@@ -7,10 +7,11 @@ import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar, Unpack, cast, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, get_origin, get_type_hints
 
 from mithril.backend.annotations import mismatch as misfit
 from mithril.graph import OptionError, closest
+from mithril.graph.synonyms import phrase_here
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -233,9 +234,16 @@ def is_ours(kind: type) -> bool:
 class CheckedType(ABCMeta):
     """Metaclass of classes whose constructors raise OptionError for invalid arguments.
 
-    ``argument_hints`` of the class maps arguments, and keywords of other frameworks, to remedies. Only the annotations
-    of this project's classes are checked. A class with abstract methods has no instances.
+    ``argument_hints`` of the class maps arguments, and keywords of other frameworks, to remedies, ``elsewhere`` their
+    methods. Only the annotations of this project's classes are checked. A class with abstract methods has no instances.
     """
+
+    if not TYPE_CHECKING:  # type checkers know all attributes
+
+        def __getattr__(cls, name: str) -> Any:
+            instead = phrase_here(name, cls.elsewhere) if name != "elsewhere" and hasattr(cls, "elsewhere") else None
+            text = f"type object '{cls.__name__}' has no attribute '{name}'{f'; use {instead}' if instead else ''}"
+            raise AttributeError(text, name=name, obj=cls)
 
     @property
     def __signature__(cls) -> inspect.Signature:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import math
 import os
@@ -10,12 +11,13 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TextIO
 
 import numpy as np
 
 from mithril.backend import CheckedType, Least, Positive
-from mithril.graph import OptionError
+from mithril.graph import OptionError, closest
 from mithril_parallel.processes import World
 from mithril_parallel.watchdog import Watchdog
 from mithril_train.engine.engine import Engine
@@ -54,6 +56,29 @@ class Callback(metaclass=CheckedType):
     the host wait for the device. ``trainer`` is the ``Trainer``; an override may annotate it as ``Trainer`` or
     ``Training``.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse methods that events never call, and those that events cannot call."""
+        super().__init_subclass__(**options)
+        events = [n for n in vars(Callback) if n in ("begin", "end") or n.endswith(("_begin", "_end"))]
+        for name, method in vars(cls).items():
+            if name in events and isinstance(method, FunctionType):
+                passed = inspect.signature(vars(Callback)[name])
+                try:
+                    inspect.signature(method).bind(*passed.parameters)
+                except TypeError as error:
+                    raise OptionError(
+                        f"{name}() of {cls.__name__} does not fit its event: {error}",
+                        hint=f"def {name}({', '.join(passed.parameters)})",
+                    ) from None
+            elif name.startswith("on_") or (name.endswith(("_begin", "_start", "_end")) and name not in events):
+                event = name.removeprefix("on_").removeprefix("train_").replace("_start", "_begin")
+                similar = event if event in events else next(iter(closest(event, events, 1)), None)
+                raise OptionError(
+                    f"no event calls the method {name}() of {cls.__name__}",
+                    facts=[f"events: {', '.join(events)}"],
+                    hint=f"did you mean {similar}()?" if similar else None,
+                )
 
     def begin(self, trainer: Any) -> None:
         """Handle the start of a ``fit``, before its first epoch."""

@@ -93,6 +93,7 @@ class Trainer(TrainerEvaluation):
         "losses logs log": "trainer.history",
         "save_checkpoint save_model save_weights": "trainer.save(path)",
         "load_checkpoint": "trainer.load(path)",
+        "resume from_checkpoint load_from_checkpoint": "trainer.fit(x, y, resume=path)",
         "compile": "the arguments of ml.Trainer: optimizer, loss, metrics",
         "export save_pretrained": "ml.compile(model, backend, inference=True).bind(trainer.params).export(path)",
         "lr_find": "trainer.find_learning_rate(x, y)",
