@@ -204,7 +204,7 @@ def test_names_of_trainers_elsewhere_are_errors_with_the_way_here():
             with pytest.raises(AttributeError, match=f"^'Trainer' object has no attribute '{word}'; use "):
                 getattr(subject, word)
     with pytest.raises(AttributeError, match=r"^type object 'Trainer' .* 'resume'; use trainer.fit"):
-        ml.Trainer.resume  # noqa: B018
+        ml.Trainer.resume
     with pytest.raises(AttributeError, match=r"^'Trainer' object has no attribute 'frobnicate'$"):
         subject.frobnicate()
 
