@@ -21,13 +21,14 @@ from mithril.graph import (
     iterate,
     structural_hash,
     structurally_equal,
+    trace,
     verify,
 )
 from mithril.graph.dims import Dim, TensorType
 from mithril.graph.dtypes import float32
 from mithril.graph.errors import DTypeError, GraphError, MithrilError, OperationError, VerificationError
 from mithril.graph.registry import operation
-from mithril.ops import cond, exp, neg, relu, sum
+from mithril.ops import cond, equal, exp, neg, relu, sum, where
 
 
 def small():
@@ -167,6 +168,26 @@ def test_lookups():
     assert graph.by_name["w"] is graph.inputs[1].value
     with pytest.raises(KeyError):
         graph.input("q")
+
+
+def test_tensors_compare_by_element_while_a_graph_is_built():
+    """A comparison that were False would select the wrong branch of where() in silence."""
+
+    def body(x):
+        return where(x == 0.0, 5.0, where(x != 1.0, x * 2.0, 7.0)), equal(1.0 == x, np.array([1.0]) == x)
+
+    graph = trace(body, [TensorType(float32, (3,))])
+    first, second = evaluate(graph, {"x0": np.array([0, 1, 2], np.float32)}).values()
+    np.testing.assert_array_equal(first, [5, 7, 4])
+    np.testing.assert_array_equal(second, [True, True, True])
+    with Builder() as b:
+        x, y = b.input("x", (2,)), b.input("y", (2,))
+        assert (x == None, x != None) == (False, True)  # noqa: E711
+        assert x in {x} and x in [x] and x not in {y}
+        with pytest.raises(TypeError, match="`is` compares"):
+            bool(x == y)
+    assert b.nodes.pop().op is equal and not b.nodes
+    assert (x == y, x != y, [y, x].index(x)) == (False, True, 1)
 
 
 def test_symbolic_tensors_have_no_truth_value_and_cannot_be_iterated():

@@ -12,7 +12,7 @@ from mithril.compiler.partition import Partitioned
 from mithril.compiler.pipeline import Pipeline
 from mithril.compiler.requirements import PeakOf, check_arguments
 from mithril.derivatives import with_marked_surrogates
-from mithril.graph import Graph, OptionError
+from mithril.graph import Graph, OptionError, computing
 from mithril.plugins import HardwareTarget
 
 Names = tuple[str, ...]
@@ -34,6 +34,7 @@ class Builder:
         decomposed = backend.decomposed(with_marked_surrogates(graph), options)
         return decomposed if decomposed is graph else self.pipeline.optimize(decomposed, only="clean")[0]
 
+    @computing()  # as for the graphs
     def build(
         self,
         graph: Graph,

@@ -32,7 +32,7 @@ from mithril.compiler.sparse_inputs import with_sparse_inputs
 from mithril.compiler.unused_parts import unused_inputs, without_inputs
 from mithril.compiler.updated_states import with_updates
 from mithril.derivatives import gradients, require_framework_gradients
-from mithril.graph import Graph, Output, result, verify
+from mithril.graph import Graph, Output, computing, result, verify
 from mithril.passes import PipelineReport
 
 
@@ -54,6 +54,7 @@ class Pipeline:
     def __init__(self, session: Session, progress: Progress) -> None:
         self.session, self.progress = session, progress
 
+    @computing()  # the caller may be building a graph, into which operators of passes would write
     def graphs(self, request: ProgramKey, *, for_framework: bool = False) -> ProgramGraphs:
         """Return the graphs of a program."""
         session, kind = self.session, request.kind

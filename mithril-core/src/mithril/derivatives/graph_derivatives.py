@@ -146,7 +146,8 @@ def _without(graph: Graph, results: Sequence[Output], linear: Sequence[Input], r
         replacements |= {v: zeros(v.type) for v in dropped & read}
     for node in nodes:
         operands = tuple(v if v is None else replacements.get(v, v) for v in node.operands)
-        builder.nodes.append(node if operands == node.operands else node.replaced(operands=operands))
+        is_same = all(v is old for v, old in zip(operands, node.operands, strict=True))
+        builder.nodes.append(node if is_same else node.replaced(operands=operands))
     return builder.build([replace(r, value=replacements.get(r.value, r.value)) for r in results])
 
 

@@ -199,7 +199,7 @@ def scan_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None]) 
     outputs |= {f"sum{n}": v for n, v in enumerate(sums)}
     outputs |= {f"grad{n}": gradient[inputs[k]] for n, k in enumerate(elements)}
     of_elements = [gradient[inputs[k]] for k in elements]
-    extra = late.stacked((*stacks, *of_elements))
+    extra = late.stacked({*stacks, *of_elements})
     outputs |= {f"term{n}": v for n, v in enumerate(extra)}
     region = _region(
         "body",

@@ -266,3 +266,4 @@ def trace(function: Any, types: Sequence[TensorType | None], names: Sequence[str
 
 
 Op._trace = staticmethod(trace)
+Value._is_building = staticmethod(is_building)

@@ -43,9 +43,11 @@ NOWHERE = Origin()
 
 
 class Value(Operators):
-    """A tensor of the graph, compared by identity. The name only serves readers and generated code."""
+    """A tensor of the graph, an identity. The name only serves readers and generated code."""
 
     __slots__ = ("name", "type")
+
+    _is_building: ClassVar[Callable[[], bool]]  # set by the module ``builder``, which imports this module
 
     def __init__(self, name: str, type: TensorType) -> None:
         self.name = name
@@ -62,6 +64,16 @@ class Value(Operators):
     @property
     def ndim(self) -> int:
         return len(self.type.shape)
+
+    # While a graph is built, ``x == 0`` is an operation: False would select in where(x == 0, ...) without a word.
+    # Elsewhere values are members of lists and tuples, which compare them.
+    def __eq__(self, other: object) -> Any:
+        return super().__eq__(other) if Value._is_building() else self is other
+
+    def __ne__(self, other: object) -> Any:
+        return super().__ne__(other) if Value._is_building() else self is not other
+
+    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return visible(f"%{self.name}: {self.type}")

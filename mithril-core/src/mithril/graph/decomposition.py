@@ -55,7 +55,7 @@ def _decompose(graph: Graph, lowers: Lowers, missing: dict[str, list[Node]]) -> 
     while pending:
         node = pending.pop()
         operands = tuple(None if v is None else _final(v, replaced) for v in node.operands)
-        if operands != node.operands:
+        if any(v is not old for v, old in zip(operands, node.operands, strict=True)):
             node = node.replaced(operands=operands)
         if node.regions:
             regions = tuple(_decompose(r, lowers, missing) for r in node.regions)
@@ -98,7 +98,7 @@ def _expand(node: Node, builder: Builder, pending: list[Node], replaced: dict[Va
     nodes = stage.nodes
     arguments = set(node.operands)
     for old, new in zip(node.results, values, strict=True):
-        if new in arguments or values.count(new) > 1 or any(new is i.value for i in stage.inputs):
+        if new in arguments or sum(v is new for v in values) > 1 or any(new is i.value for i in stage.inputs):
             replaced[old] = new  # the body returns an operand, a constant, or one value twice
         else:
             nodes = [_renamed(n, new, old) for n in nodes]
@@ -107,7 +107,7 @@ def _expand(node: Node, builder: Builder, pending: list[Node], replaced: dict[Va
 
 def _renamed(node: Node, new: Value, old: Value) -> Node:
     """Return the node with ``new`` replaced by ``old``: results of the graph keep their names."""
-    if new not in node.results and new not in node.operands:
+    if not any(v is new for v in (*node.results, *node.operands)):
         return node
     return node.replaced(
         operands=tuple(old if v is new else v for v in node.operands),

@@ -144,7 +144,7 @@ class _Ties:
             self.size_of[group] = gcd(self.size_of.get(group, 0), self.sizes.get(occurrence, 0))
 
     def _root(self, occurrence: Occurrence) -> Occurrence:
-        while self.parents[occurrence] != occurrence:
+        while self.parents[occurrence] is not occurrence:  # each root is stored as its parent
             self.parents[occurrence] = self.parents[self.parents[occurrence]]
             occurrence = self.parents[occurrence]
         return occurrence

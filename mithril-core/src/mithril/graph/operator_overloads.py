@@ -29,7 +29,7 @@ def _operator(name: str, *, swap: bool = False) -> Callable[[T, Any], T]:
 class Operators:
     """Mixin that maps arithmetic, comparison, indexing and methods to operations: ``x.sum(axis=1)``, ``x.relu()``.
 
-    ``==`` compares identity, so that values can be dictionary keys; ``equal(a, b)`` compares element by element.
+    The code of mithril compares tensors by ``is``. They are keys of mappings, which compare by identity first.
     """
 
     __slots__ = ()
@@ -49,6 +49,14 @@ class Operators:
     __lt__, __le__ = _operator("less"), _operator("less_equal")
     __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
 
+    def __eq__(self, other: object) -> Any:
+        return self is other if other is None else operation("equal")(self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self is not other if other is None else operation("not_equal")(self, other)
+
+    __hash__ = object.__hash__
+
     def __neg__(self) -> Self:
         return cast("Self", operation("neg")(self))
 
@@ -67,6 +75,7 @@ class Operators:
     def __bool__(self) -> bool:
         raise TypeError(
             "a symbolic tensor has no truth value; use where(), If or while_loop for data-dependent choices"
+            " (`is` compares the tensors themselves)"
         )
 
     def __iter__(self) -> Any:

@@ -160,7 +160,7 @@ def batch_norm_training(x, scale, bias, *, eps: float = 1e-5):
 
 def _is_zero(c: Any) -> bool:
     """Whether a cotangent is the constant 0, as for a result that the outputs do not depend on."""
-    node = next((n for n in reversed(Builder.current().nodes) if c in n.results), None)
+    node = next((n for n in reversed(Builder.current().nodes) if any(c is v for v in n.results)), None)
     return node is not None and node.op is full and node.attributes["value"] == 0
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from mithril.backend import checked
 from mithril.compiler import declared_text, expanded
-from mithril.graph import DType, ModelError, Op, Operators, closest, dtype as as_dtype, operation, visible
+from mithril.graph import DType, ModelError, Op, Operators, closest, dtype as as_dtype, visible
 from mithril.models.language.source_location import NOWHERE, SourceLocation, user_location
 from mithril.models.language.symbolic_sizes import ShapeOf
 
@@ -122,14 +122,6 @@ class Connection(Operators):
         from mithril.models.language.apply_op import apply_index
 
         return cast("Self", apply_index(self, index))
-
-    def __eq__(self, other: object) -> Any:
-        return self is other if other is None else operation("equal")(self, other)
-
-    def __ne__(self, other: object) -> Any:
-        return self is not other if other is None else operation("not_equal")(self, other)
-
-    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         producer = f" from {self.step.label}" if self.step is not None else ""
