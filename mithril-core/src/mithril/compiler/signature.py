@@ -99,17 +99,17 @@ def only_input(expected: Iterable[str], name: str) -> str | None:
 
 def _renaming(expected: Iterable[str], actual: Iterable[str]) -> str | None:
     """Return how to rename the parameters of a model to those of its part, or of a part to those of the model."""
-    wanted, passed = sorted(expected), [*actual]
+    names, passed = sorted(expected), [*actual]
     for name in passed:  # a training graph around the model, say
-        prefix = name.removesuffix(wanted[0])
-        if prefix.endswith(".") and prefix != name and all(prefix + n in passed for n in wanted):
+        prefix = name.removesuffix(names[0])
+        if prefix.endswith(".") and prefix != name and all(prefix + n in passed for n in names):
             return (
                 f"these are inside '{prefix[:-1]}' here: "
                 f"{{n.removeprefix({prefix!r}): p for n, p in params.items() if n.startswith({prefix!r})}}"
             )
     if passed:
-        prefix = wanted[0].removesuffix(min(passed))
-        if prefix.endswith(".") and [prefix + n for n in sorted(passed)] == wanted:
+        prefix = names[0].removesuffix(min(passed))
+        if prefix.endswith(".") and [prefix + n for n in sorted(passed)] == names:
             return f"the model has them inside '{prefix[:-1]}': {{{prefix!r} + n: p for n, p in params.items()}}"
     return None
 
