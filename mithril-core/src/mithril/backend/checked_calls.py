@@ -10,8 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, get_origin, get_type_hints
 
 from mithril.backend.annotations import mismatch as misfit
-from mithril.graph import OptionError, closest
-from mithril.graph.synonyms import phrase_here
+from mithril.graph import OptionError, closest, phrase_here
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
