@@ -347,7 +347,8 @@ class ModelCompiler:
             return self._unreported.pipeline.trace(input_types, training=training)
         except DTypeError as error:
             assumed = [n for n, spec in session.specs.items() if spec.dtype is None and n in input_types]
-            if types is None and assumed:  # a call would provide the dtypes
+            # A call would provide the dtypes, but not one that a layer names and that does not exist.
+            if types is None and assumed and not error.what.startswith("unknown dtype"):
                 error.with_facts(
                     f"assumed without a declaration: {', '.join(f'{n}: {input_types[n]}' for n in assumed)}"
                 )

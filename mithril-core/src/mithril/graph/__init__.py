@@ -17,7 +17,8 @@ HOMES = {
         *("Pairs", "normalize_axis", "number"),
     ),
     "axes_notation": ("Declaration", "parse_axes"),
-    "builder": ("Builder", "computing", "is_building", "trace"),
+    "builder": ("Builder", "trace"),
+    "current_builder": ("computing", "is_building"),
     "core": (
         *(
             "Attributes",

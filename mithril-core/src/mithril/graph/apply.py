@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mithril.graph.builder import Builder, computing, is_building
+from mithril.graph.builder import Builder
 from mithril.graph.core import Graph, Op, Value, types_of
+from mithril.graph.current_builder import computing, is_building
 from mithril.graph.declaration import SCALARS
 from mithril.graph.dims import TensorType
 from mithril.graph.dtypes import DType, dtype as as_dtype, scalar_dtype

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,18 +22,12 @@ from mithril.graph.core import (
     as_results,
     types_of,
 )
+from mithril.graph.current_builder import thread
 from mithril.graph.dims import Dim, Size, TensorType, parse_dim
 from mithril.graph.dtypes import DType, dtype as as_dtype, scalar_dtype
 from mithril.graph.errors import DTypeError, GraphError, MithrilError, ShapeError
 from mithril.graph.guards import Guard, collect_guards
 from mithril.graph.registry import operation
-
-
-class _Current(threading.local):
-    builder: Builder | None = None
-
-
-_current = _Current()
 
 
 class Builder:
@@ -62,19 +55,19 @@ class Builder:
 
     # -- being the current builder -----------------------------------------------------------------------------------
     def __enter__(self) -> Builder:
-        self._outer.append(_current.builder)
-        _current.builder = self
+        self._outer.append(thread.builder)
+        thread.builder = self
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _current.builder = self._outer.pop()
+        thread.builder = self._outer.pop()
 
     @staticmethod
     def current() -> Builder:
         """Return the innermost builder entered on this thread."""
-        if _current.builder is None:
+        if thread.builder is None:
             raise GraphError("no graph is being built here", hint="enter a builder: with ml.Builder() as b: ...")
-        return _current.builder
+        return thread.builder
 
     @contextmanager
     def at(self, origin: Origin, tags: Attributes | None = None) -> Iterator[None]:
@@ -236,21 +229,6 @@ def _scalar(value: bool | int | float, kind: DType) -> bool | int | float:
     return value
 
 
-def is_building() -> bool:
-    """Whether a builder is entered on this thread."""
-    return _current.builder is not None
-
-
-@contextmanager
-def computing() -> Iterator[None]:
-    """Suspend the current builder, so that operations on arrays compute eagerly in the block."""
-    outer, _current.builder = _current.builder, None
-    try:
-        yield
-    finally:
-        _current.builder = outer
-
-
 def trace(function: Any, types: Sequence[TensorType | None], names: Sequence[str] = (), name: str = "traced") -> Graph:
     """Trace a Python function of values to a graph, for operands of these types."""
     builder = Builder(name)
@@ -266,4 +244,3 @@ def trace(function: Any, types: Sequence[TensorType | None], names: Sequence[str
 
 
 Op._trace = staticmethod(trace)
-Value._is_building = staticmethod(is_building)

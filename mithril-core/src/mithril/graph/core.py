@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from mithril.graph.current_builder import is_building
 from mithril.graph.declaration import Declaration, limits_of
 from mithril.graph.dims import Shape, Size, TensorType, numel
 from mithril.graph.dtypes import DType
@@ -47,8 +48,6 @@ class Value(Operators):
 
     __slots__ = ("name", "type")
 
-    _is_building: ClassVar[Callable[[], bool]]  # set by the module ``builder``, which imports this module
-
     def __init__(self, name: str, type: TensorType) -> None:
         self.name = name
         self.type = type
@@ -68,10 +67,10 @@ class Value(Operators):
     # While a graph is built, ``x == 0`` is an operation: False would select in where(x == 0, ...) without a word.
     # Elsewhere values are members of lists and tuples, which compare them.
     def __eq__(self, other: object) -> Any:
-        return super().__eq__(other) if Value._is_building() else self is other
+        return super().__eq__(other) if is_building() else self is other
 
     def __ne__(self, other: object) -> Any:
-        return super().__ne__(other) if Value._is_building() else self is not other
+        return super().__ne__(other) if is_building() else self is not other
 
     __hash__ = object.__hash__
 

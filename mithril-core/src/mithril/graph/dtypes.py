@@ -130,6 +130,8 @@ def _lookup(like: Any) -> DType:
 
 def _unknown_dtype(like: Any) -> DTypeError:
     message, facts, hint = unknown("dtype", str(like), [d.name for d in ALL])
+    if "complex" in str(like):
+        hint = "complex numbers are two arrays, as ops.fft(re, im) returns them"
     return DTypeError(message, facts=facts, hint=hint)
 
 

@@ -144,10 +144,11 @@ LISTED = 16  # maximal number of names that an error lists
 
 def unknown(kind: str, word: str, accepted: Sequence[str]) -> tuple[str, list[str], str | None]:
     """Return the ``what``, ``facts`` and ``hint`` of an error for an unknown name, with similar names first."""
-    from mithril.graph.synonyms import LAYERS, OPERATIONS, expression_here, name_here
+    from mithril.graph.synonyms import ATTRIBUTES, LAYERS, OPERATIONS, expression_here, name_here
 
     expression = expression_here(word) if kind == "operation" else None
-    synonym = name_here(word, {"operation": OPERATIONS, "layer": LAYERS}.get(kind, {}))
+    tables = {"operation": OPERATIONS, "layer": LAYERS, "attribute": ATTRIBUTES}
+    synonym = name_here(word, tables.get(kind.partition(" ")[0], {}))
     suggestions = [] if expression else [synonym] if synonym in accepted else closest(word, accepted)
     shown = [*suggestions, *sorted(set(accepted) - set(suggestions))]
     count = (len(suggestions) or 3) if len(shown) > LISTED else len(shown)

@@ -66,7 +66,7 @@ OPERATIONS = {
     "stop_gradient": "detach",
     "sub": "subtract minus",
     "sum": "reduce_sum nansum",
-    "take": "gather index_select embedding_lookup",
+    "take": "index_select embedding_lookup",
     "top_k": "topk",
     "transpose": "permute swapaxes moveaxis permute_dims movedim",
     "trunc": "fix",
@@ -96,6 +96,11 @@ EXPRESSIONS = {
     "segment_max": 'ops.scatter_reduce(ops.zeros((n, x.shape[1])), indices, x, "max")',
     "index_put index_copy": "ops.scatter(x, indices, updates)",
     "array asarray tensor as_tensor": "np.asarray(values): operations take NumPy arrays",
+    "gather": "ops.take_along_axis(x, i, axis), as in PyTorch, or ops.take(x, i, axis), as elsewhere",
+    "cross": "x[:, [1, 2, 0]] * y[:, [2, 0, 1]] - x[:, [2, 0, 1]] * y[:, [1, 2, 0]]",
+    "randn_like normal_like": "ops.normal(key, x.shape)",
+    "rand_like": "ops.uniform(key, x.shape)",
+    "to": 'ops.cast(x, "float16"), or the backend of ml.compile for a device',
     "float": 'ops.cast(x, "float32")',
     "half": 'ops.cast(x, "float16")',
     "int": 'ops.cast(x, "int32")',
@@ -149,6 +154,8 @@ EXPRESSIONS = {
     "meshgrid": "ops.broadcast_to(x[:, None], shape), ops.broadcast_to(y[None], shape)",
     "complex real imag angle conj polar view_as_real": "two arrays, as ops.fft(re, im) returns them",
 }
+# Attributes of operations elsewhere, separated by spaces, by the name here.
+ATTRIBUTES = {"axis": "dim dims dimension", "keepdims": "keepdim keep_dims"}
 # Names of layers in other frameworks, separated by spaces, by the name here.
 LAYERS = {
     "Linear": "Dense Affine",
