@@ -79,7 +79,7 @@ from mithril.models import Layer
 
 def plain(graph, context):
     context.option("acme_flag")
-    return graph
+    return graph.replaced(nodes=graph.nodes)  # a pass that changes nothing takes no part
 
 
 @composite(name="acme.twice")

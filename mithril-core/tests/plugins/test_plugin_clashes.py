@@ -168,10 +168,21 @@ def test_alias_taken_by_a_stranger(site, installed):
     assert "pass 'fusion' of aaa-kit 1.0 is not used" in str(quiet().decisions)
 
 
-def test_third_party_passes_are_named(site, installed):
-    standard_and_thief(site, name="shiny")
+def test_third_party_passes_that_change_the_graph_are_named(site, installed):
+    standard_and_thief(site, name="idle")
+    changing = passes("bbb_kit_bbb_plugin", ("shiny", "fuse"))
+    site.install("bbb-kit", changing.replace("return graph", "return graph.replaced(nodes=graph.nodes)"), entry="bbb")
     installed()
-    assert [str(d) for d in compiled().decisions] == ["plugin: pass 'shiny' by aaa-kit 1.0"]
+    assert [str(d) for d in compiled().decisions] == ["plugin: pass 'shiny' by bbb-kit 1.0"]
+
+
+def test_custom_passes_that_change_the_graph_are_named(installed):
+    def twin(graph):
+        return graph.replaced(nodes=graph.nodes)
+
+    line = twin.__code__.co_firstlineno
+    (decision,) = compiled(custom_passes=[twin, lambda graph: graph]).decisions.of("choice")
+    assert decision.message == f"custom pass 'twin' of {__file__}:{line} changed the graph"
 
 
 def test_amendments_and_wrappers_are_named(site, installed):

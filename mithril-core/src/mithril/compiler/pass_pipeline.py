@@ -53,7 +53,7 @@ def select_passes(settings: Mapping[str, Any], context: CompileContext) -> list[
             plugins.pass_spec(one)
         else:
             custom(one)
-    _record_providers(names, context)
+    _record_faults(names, context)
     return passes
 
 
@@ -71,14 +71,12 @@ def _prioritized(names: list[str], priority: str | None, context: CompileContext
     return selection
 
 
-def _record_providers(names: Iterable[str], context: CompileContext) -> None:
-    """Record third-party passes, and passes affected by name conflicts or invalid placements."""
+def _record_faults(names: Iterable[str], context: CompileContext) -> None:
+    """Record passes that are affected by name conflicts or invalid placements."""
     table = plugins.pass_table()
     rank = LEVELS.index(context.level)
     for name in names:
         entry = plugins.pass_spec(name)
-        if not entry.plugin.first_party:
-            context.decisions.record("plugin", f"pass '{name}' by {entry.origin}")
         for fault in plugins.pass_placement(name).faults:
             record_fault(context, f"{fault.what} ({fault.hint})")
         for option in entry.spec.options:

@@ -159,7 +159,17 @@ class Pipeline:
         start = time.perf_counter()
         after = plugins.run_pass(pass_, graph, context, last)
         self.progress.passed(pass_.name, graph, after, start, time.perf_counter() - start)
+        if after is not graph and not pass_.trusted:
+            self._record_change(pass_)
         return after
+
+    def _record_change(self, pass_: Any) -> None:
+        """Record a pass of a third party or of the user."""
+        entry = plugins.passes().get(pass_.name)
+        if entry is not None and entry.origin == pass_.origin:
+            self.session.decisions.record("plugin", f"pass '{pass_.name}' by {pass_.origin}")
+        else:
+            self.session.decisions.record("choice", f"custom pass '{pass_.name}' of {pass_.origin} changed the graph")
 
 
 def default_wrt(graph: Graph) -> tuple[str, ...]:

@@ -1,10 +1,7 @@
 """Slicing: slice, select, split, roll.
 
-The canonical form of ``slice`` is a Python slice, ``x[start:stop:step]``, with non-negative starts and stops within
-the axis. Negative steps are an exception: a stop before the first element is ``-size - 1``, and a negative
-position along an axis of symbolic size is unchanged. In calls ints can count from the end, and are clamped as in
-Python; a guard checks that symbolic positions are within the axis. ``END`` and ``-END`` mean the end and the beginning
-of an axis whose size is not known yet.
+A guard checks that symbolic positions are within the axis. ``END`` and ``-END`` mean the end and the beginning of an
+axis whose size is not known yet.
 """
 
 from __future__ import annotations
@@ -182,8 +179,9 @@ def _ordered(low: Size, high: Size) -> bool:
 def slice(x, *, starts: Shape, stops: Shape, steps: Ints, axes: Ints):
     """``x[start:stop:step]`` along each of ``axes``; steps can be negative.
 
-    Negative ints count from the end and are clamped as in Python. The docstring of the module describes the canonical
-    positions that backends receive.
+    Negative ints count from the end and are clamped as in Python. Backends receive starts and stops from 0 to the size
+    of the axis, with two exceptions: with a negative step, a stop before the first element is ``-size - 1``, and a
+    negative position along an axis of symbolic size is unchanged.
     """
     index = [builtins.slice(None)] * x.ndim
     for start, stop, step, axis in zip(starts, stops, steps, axes, strict=True):
