@@ -333,12 +333,24 @@ def test_contracts_cover_every_distribution():
     assert {*CONTRACTS["independence"]["modules"], "mithril_testing_summary"} == plugins
 
 
-def dependencies(distribution: Path, *, optional: bool = True) -> set[str]:
-    """Return the packages of this project that a distribution depends on, with those of its extras if ``optional``."""
+def dependencies(distribution: Path, *, optional: bool = True, tests: bool = False) -> set[str]:
+    """Return the packages of this project that a distribution, or its tests, need, with its extras if ``optional``."""
     project = tomllib.loads((distribution / "pyproject.toml").read_text())["project"]
     extras = project.get("optional-dependencies", {}) if optional else {}
-    declared = [*project["dependencies"], *itertools.chain(*extras.values())]
+    listed = [lines for extra, lines in extras.items() if tests or extra != "test"]
+    declared = [*project["dependencies"], *itertools.chain(*listed)]
     return {name.replace("-", "_") for line in declared for name in re.findall(r"^mithril-\w+", line)}
+
+
+@pytest.mark.parametrize("package", PLUGINS, ids=lambda path: path.name)
+def test_tests_need_only_what_their_distribution_declares(package):
+    """``mithril plugins verify`` installs the extra ``test`` and the kit; programs need the standard passes."""
+    distribution = PROJECT / "plugins" / package.name.replace("_", "-")
+    plugins = {path.name for path in PLUGINS}
+    modules = sorted(distribution.glob("tests/*.py"))
+    imports = {name for path in modules for name in re.findall(r"^ *(?:from|import) (\w+)", path.read_text(), re.M)}
+    needed = {*imports & plugins, "mithril_passes"} - {"mithril_testing", "mithril_testing_summary", "mithril_tools"}
+    assert not modules or needed - {package.name} <= dependencies(distribution, tests=True)
 
 
 def test_exceptions_of_independence_are_declared_dependencies():
