@@ -49,6 +49,21 @@ def test_results_and_gradients_are_those_of_one_backend(backend, other):
         )
 
 
+@pytest.mark.parametrize("other", ["numpy", "torch", "jax"])
+def test_training_equals_that_of_one_backend(backend, other):
+    """Steps overwrite parameters in place, which the other backend and the evaluation have to read again."""
+    if other not in plugins.backends():
+        pytest.skip("not installed")
+    y, results = np.cos(np.arange(12.0, dtype=np.float32)).reshape(4, 3), []
+    for options in ({}, {"backend_map": {"other": backend_of(other)}}):
+        model = net("other" if options else None)
+        trainer = ml.Trainer(model, ml.SGD(0.5), loss="mse", backend=backend, progress=False, **options)
+        trainer.fit(X, y, epochs=3, batch_size=2, shuffle=False)
+        results.append([trainer.evaluate((X, y))["loss"], *(trainer.params[f"{n}.weight"] for n in ("first", "middle"))])
+    for expected, actual in zip(*results, strict=True):
+        np.testing.assert_allclose(*map(ml.NumpyBackend().to_numpy, (actual, expected)), rtol=1e-4, atol=1e-5)
+
+
 def test_the_graph_is_cut_as_seldom_as_possible():
     mixed = ml.compile(net(), "numpy", shapes={"x": [4, 6]}, backend_map={"other": ml.NumpyBackend()})
     executable = mixed.programs[0].executable

@@ -78,3 +78,12 @@ def test_ggml_int8_shows_the_accuracy_of_training(usable):
     unrounded = np.abs(logits - plain.predict(X))
     assert difference.mean() < 0.5 * unrounded.mean(), "a step of rounding may fall to the other side, but not many do"
     assert difference.max() < 0.1
+
+
+def test_gradients_pass_where_the_nearest_integer_is_in_range():
+    """The scale of a block, in 16 bits, may be a little below its largest magnitude / 127: that number is trained."""
+    x = ml.IOKey("x")
+    model = ml.models.Model.create(inputs=x, y=ml.ops.fake_quantize(x, 1.0))
+    compiled = ml.compile(model, "numpy", shapes={"x": [5]}, trainable=["x"])
+    values = {"x": np.float32([126.0, 127.3, 127.6, -128.4, -128.6])}
+    np.testing.assert_array_equal(compiled.evaluate({}, values, {"y": np.ones(5, np.float32)})[1]["x"], [1, 1, 0, 1, 0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mithril.backend import Backend, Executable
@@ -87,7 +87,6 @@ class Partitioned:
         constants = [n for n in graph.nodes if n.is_constant and n.result in set(graph.outputs)]
         if constants:
             self._pieces.append(self._segment(default, constants, build))
-        self._converted: dict[tuple[str, int], tuple[Any, Any]] = {}
 
     @property
     def source(self) -> str | None:
@@ -108,7 +107,9 @@ class Partitioned:
         ]
         available = local_values | {n.result for n in scalars}
         outer = list(dict.fromkeys(v for n in run for v in n.operands if v is not None and v not in available))
-        inputs = tuple(self.graph.input_of.get(v) or Input(v) for v in outer)
+        declarations = (self.graph.input_of.get(v) or Input(v) for v in outer)
+        # Nothing is overwritten: other segments, or other results that are the same value, may need the old array.
+        inputs = tuple(replace(i, tags={**i.tags, "donated": False}) for i in declarations)
         outputs, nodes = set(self.graph.outputs), set(run)
         live = outputs | {v for v in local_values if any(u not in nodes for u in self.graph.users.get(v, ()))}
         produced = [v for n in run for v in n.results if v in live]
@@ -131,28 +132,22 @@ class Partitioned:
             own_inputs: dict[str, Any] = {}
             for name, value in piece.inputs:
                 declaration = self.graph.input_of.get(value)
-                array = self._transfer(values[value], home[value], piece.backend, declaration)
+                array = self._transfer(values[value], home[value], piece.backend)
                 (own_params if declaration is not None and declaration.role == "param" else own_inputs)[name] = array
             results = piece.executable(own_params, own_inputs)
             for name, value in piece.outputs:
                 values[value], home[value] = results[name], piece.backend
         return {
-            name: self._transfer(values[v], home[v], self.default, None)
+            name: self._transfer(values[v], home[v], self.default)
             for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)
         }
 
-    def _transfer(self, array: Any, source: Backend, target: Backend, declaration: Input | None) -> Any:
-        """Transfer an array to another backend, without a copy if both support DLPack; parameters only once."""
+    @staticmethod
+    def _transfer(array: Any, source: Backend, target: Backend) -> Any:
+        """Transfer an array to another backend, without a copy if both support DLPack.
+
+        Parameters are transferred in each call, as a training step may have overwritten the same array since the last.
+        """
         if source is target or target.is_array(array):
             return array
-        key = (declaration.name, id(target)) if declaration is not None and declaration.role == "param" else None
-        if key is not None:
-            # The source is kept with its copy: new values of a parameter are another array, which is
-            # transferred again.
-            cached = self._converted.get(key)
-            if cached is not None and cached[0] is array:
-                return cached[1]
-        converted = target.array(array if hasattr(array, "__dlpack__") else source.to_numpy(array))
-        if key is not None:
-            self._converted[key] = array, converted
-        return converted
+        return target.array(array if hasattr(array, "__dlpack__") else source.to_numpy(array))

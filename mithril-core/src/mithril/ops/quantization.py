@@ -127,9 +127,10 @@ def _(g, y, x, scale, *, bits, axis):
     low, high = _range(bits)
     s = upcast(_broadcast_along(scale, x, axis))
     q = upcast(x) / s
-    saturated = logical_or(less(q, low), greater(q, high))
+    nearest = round(q)  # the largest number of a block may be a little above its scale times the largest integer
+    saturated = logical_or(less(nearest, low), greater(nearest, high))
     gx = where(saturated, 0.0, upcast(g))
-    slope = where(saturated, clip(q, low=low, high=high), round(q) - q)
+    slope = where(saturated, clip(nearest, low=low, high=high), nearest - q)
     terms = upcast(g) * slope
     if axis is None or len(scale.shape) == 0:
         gs = reshape(sum(terms), shape=scale.shape)
