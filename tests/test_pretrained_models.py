@@ -300,6 +300,20 @@ def test_damaged_encoders(tmp_path):
     check_damaged(encoder("bert", tmp_path, "mean_tokens"), tmp_path)
 
 
+@pytest.mark.parametrize("target", [{"architecture": "llama"}, {"format": "huggingface"}])
+def test_files_of_a_family_hold_no_hooks(target, tmp_path):
+    model = ml.from_pretrained(described("llama2", tmp_path))
+    model.replace("lm_head", ml.models.hook(ml.ops.tanh))
+    compiled = ml.compile(model, "numpy", inference=True)
+    with pytest.raises(ml.UnsupportedError) as caught:
+        compiled.export(tmp_path / "exported.gguf", **target)
+    assert str(caught.value) == (
+        "'lm_head' is a Hooked, which a file of the model's family cannot hold\n  wrapped layers: 1\n"
+        "hint: merge LoRA before: params = mithril_lora.merge(model, params); export a model with hooks as model.onnx"
+    )
+    assert not (tmp_path / "exported.gguf").exists()
+
+
 def test_encoders_without_a_form_in_gguf(tmp_path):
     path = encoder("bert", tmp_path)
     with pytest.raises(ml.InputError, match="have no cache"):

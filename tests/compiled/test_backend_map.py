@@ -59,7 +59,9 @@ def test_training_equals_that_of_one_backend(backend, other):
         model = net("other" if options else None)
         trainer = ml.Trainer(model, ml.SGD(0.5), loss="mse", backend=backend, progress=False, **options)
         trainer.fit(X, y, epochs=3, batch_size=2, shuffle=False)
-        results.append([trainer.evaluate((X, y))["loss"], *(trainer.params[f"{n}.weight"] for n in ("first", "middle"))])
+        results.append(
+            [trainer.evaluate((X, y))["loss"], *(trainer.params[f"{n}.weight"] for n in ("first", "middle"))]
+        )
     for expected, actual in zip(*results, strict=True):
         np.testing.assert_allclose(*map(ml.NumpyBackend().to_numpy, (actual, expected)), rtol=1e-4, atol=1e-5)
 

@@ -16,9 +16,10 @@ import numpy as np
 import mithril as ml
 from mithril.models import Embedding, Model, Sequential, Tanh, hook
 
+from . import third_party
 from .files import archive, checkpoint
-from .modes import MODES, short
-from .networks import NETWORKS
+from .modes import BLOCK, CONTEXT, MODES, short, typed
+from .networks import CUSTOM, NETWORKS
 
 Row = Mapping[str, str]
 
@@ -80,7 +81,11 @@ class Case:
     params: Mapping[str, Any] = field(default_factory=dict)
     target: tuple[int, ...] = ()  # shape of a row of the output
     keeps_state: bool = True  # whether running statistics are compared
-    seen: Any = None  # the samples of each training step
+    seen: Any = None  # the samples of each training step, or the tokens that were generated
+    rounded: bool = False  # whether training rounds weights
+    adversarial: bool = False
+    input: str = "input"
+    output: str = "output"
 
     @property
     def network(self) -> Any:
@@ -89,7 +94,7 @@ class Case:
     def place(self, name: str) -> str:
         """Return the path of the first or the last layer."""
         if self.row["network"] == "decoder":
-            return {"first": "*.embed_tokens", "last": "*.lm_head"}[name]
+            return {"first": "*embed_tokens", "last": "*lm_head"}[name]
         return name
 
     def sized(self, rows: int | None = None) -> list[int]:
@@ -118,7 +123,7 @@ class Case:
 
     def compile(self, **more: Any) -> Any:
         axes = self.axes if self.open else self.sized()
-        options = {"shapes": {"input": list(axes)}, **self.options, **more}
+        options = {"shapes": {self.input: list(axes)}, **self.options, **more}
         if self.double and not self.network.tokens:
             options["types"] = {"input": ml.float64}
         return ml.compile(self.model, self.backend, **options)
@@ -158,7 +163,7 @@ def functional(case: Case) -> None:
 
 
 def json(case: Case) -> None:
-    case.model = Model.from_json(own(case).to_json())
+    case.model = Model.from_json(own(case).to_json(), layers=CUSTOM)
 
 
 def torch(case: Case) -> None:
@@ -209,17 +214,42 @@ def stablehlo(case: Case) -> None:
 
 def pretrained(case: Case) -> None:
     checkpoint(case.folder / "source")
-    model = Model()
-    model |= ml.from_pretrained(case.folder / "source")(input_ids="input", logits="output")
-    case.model = model
+    decoder(case, ml.from_pretrained(case.folder / "source", **cache(case)))
 
 
-LISTS = "mlp dropout convolutions encoder lstm gru experts scan masked"
-IMPORTED = "torch onnx jax keras stablehlo pretrained"
+def cache(case: Case) -> dict[str, int]:
+    """Return the cache of a decoder that continues texts."""
+    return {"cache": CONTEXT} if case.row["mode"] == "generate" else {}
+
+
+def decoder(case: Case, model: Model) -> None:
+    if case.row["mode"] in DECODING:  # uses of decoders, which know their terminals by name
+        case.model, case.input, case.output = model, "input_ids", "logits"
+        return
+    case.model = Model()
+    case.model |= model(input_ids="input", logits="output")
+
+
+def gguf(case: Case) -> None:
+    """Read the decoder from a file in the layout of llama.cpp."""
+    from mithril_ggml.gguf.load import from_gguf
+
+    checkpoint(case.folder / "source")
+    compiled = ml.compile(ml.from_pretrained(case.folder / "source"), "numpy", inference=True)
+    compiled.export(case.folder / "source.gguf", architecture="llama")
+    decoder(case, from_gguf(case.folder / "source.gguf"))
+
+
+LISTS = "mlp dropout convolutions encoder lstm gru experts scan masked foreign"
+IMPORTED = "torch onnx jax keras stablehlo pretrained gguf"
+DECODING = "generate to_llama"
+TABLES = "layers sequential functional json torch onnx jax keras stablehlo"
 WIRED = "tied loop branch unread unet"
-TRAINING = "train accumulate average"
+TRAINING = "train accumulate average adversarial"
 
+UNTRAINED_MODES = f"infer gradient module function safetensors to_onnx to_json to_gguf {DECODING}"
 JSON_CODE = Refused("files of models hold no code of other frameworks", "file export", mode="to_json")
+OTHERS = Excluded("not the network of the checkpoint", network=f"{LISTS} {WIRED}")
 SOURCES = (
     Value("layers", wired),
     Value("sequential", sequential, (Excluded("the network is no list of layers", network=WIRED),)),
@@ -229,14 +259,18 @@ SOURCES = (
         "torch",
         torch,
         (
-            Excluded("no module is written for it", network=f"dropout encoder gru experts scan masked {WIRED}"),
+            Excluded("no module is written for it", network=f"dropout encoder gru experts scan masked foreign {WIRED}"),
             JSON_CODE,
         ),
     ),
     Value(
         "onnx",
         onnx,
-        (Excluded("training differs from inference", network="dropout branch convolutions"), JSON_CODE),
+        (
+            Excluded("training differs from inference", network="dropout branch convolutions"),
+            Excluded("ONNX has no form of the operation", network="foreign"),
+            JSON_CODE,
+        ),
     ),
     Value("jax", jax, (Excluded("no function is written for it", network=f"{LISTS[4:]} {WIRED}"), JSON_CODE)),
     Value(
@@ -252,6 +286,7 @@ SOURCES = (
         stablehlo,
         (
             Excluded("training differs from inference", network="dropout branch convolutions"),
+            Excluded("StableHLO has no form of the operation", network="foreign"),
             Excluded("its programs have static sizes", sizes="open odd one empty"),
             Excluded("the last batch of an epoch is smaller", mode=TRAINING),
             Excluded("its programs have no layers", surgery="lora replace hook freeze outputs"),
@@ -269,7 +304,8 @@ SOURCES = (
             JSON_CODE,
         ),
     ),
-    Value("pretrained", pretrained, (Excluded("not the network of the checkpoint", network=f"{LISTS} {WIRED}"),)),
+    Value("pretrained", pretrained, (OTHERS,)),
+    Value("gguf", gguf, (OTHERS, Excluded("the cache is an argument of ml.load", mode="generate"))),
 )
 
 # surgery
@@ -320,7 +356,7 @@ def rows_at_once(case: Case) -> None:
 BATCHED = Excluded("an imported model declares the axis of its batch", source=IMPORTED)
 UNBATCHED = Excluded(
     "written for batches, or with an input that says how to map it",
-    network="convolutions encoder lstm gru experts dropout branch decoder scan masked unread unet",
+    network="convolutions encoder lstm gru experts dropout branch decoder scan masked foreign unread unet",
 )
 NO_JSON = Excluded("a transformed model is no layer, and has no JSON", mode="to_json")
 TRAINED = Excluded("changes the model that is trained, not a program", mode=TRAINING)
@@ -339,7 +375,7 @@ SURGERY = (
         (
             Excluded(
                 "frozen parameters are those of a trainer",
-                mode="infer gradient module function safetensors to_onnx to_json to_gguf",
+                mode=UNTRAINED_MODES,
             ),
             Excluded("its only parameter would be frozen", network="tied"),
         ),
@@ -354,7 +390,12 @@ SURGERY = (
         ),
     ),
     Value(
-        "rename", renamed, (Excluded("only a wired model has terminals to rename", source=f"sequential {IMPORTED}"),)
+        "rename",
+        renamed,
+        (
+            Excluded("only a wired model has terminals to rename", source=f"sequential {IMPORTED}"),
+            Excluded("decoders are imported", mode=DECODING),
+        ),
     ),
     Value(
         "vmap",
@@ -399,6 +440,7 @@ SIZES = (
         (
             Excluded("an empty batch has no loss", mode=TRAINING),
             Excluded("calibration needs rows", precision="int8"),
+            Excluded("there is no text to continue", mode="generate"),
         ),
     ),
 )
@@ -417,19 +459,38 @@ def precision(tolerance: float, **options: Any) -> Callable[[Case], None]:
 def calibrated(case: Case) -> None:
     exact = Case({**case.row, "precision": "float32"}, case.folder, case.shared, case.model, case.axes, open=True)
     compiled = exact.compile(inference=True)
-    compiled.bind(case.params)
+    compiled.bind(typed(exact, case.params))
     ranges = ml.calibrate_ranges(compiled, [{"input": exact.batch(32, seed)} for seed in range(2)])
     case.tolerance = 0.15
     case.options |= {"quantization": {"ranges": ranges}, "static_inference": True}
 
 
-INFERENCE = Excluded("for inference only", mode="gradient train accumulate average module function")
+INFERENCE = Excluded("for inference only", mode=f"gradient module function {TRAINING}")
+UNROUNDED = Excluded("rounds weights of a trainer", mode=UNTRAINED_MODES)
+
+
+def rounding(case: Case) -> None:
+    """Train with weights that are rounded to eight bits in blocks of two; float32 and float64 may round differently."""
+    case.tolerance = 5e-4
+    case.rounded, case.training["quantization_aware"] = True, {"block": BLOCK, "activations": False}
+
+
 PRECISIONS = (
     Value("float32"),
     Value("bfloat16", precision(6e-2, precision="bfloat16")),
     Value("float16", precision(1e-2, precision="float16")),
     Value("mixed", precision(6e-2, mixed_precision=True)),
     Value("dynamic8", precision(0.15, quantization={"activations": "dynamic"}, static_inference=True), (INFERENCE,)),
+    Value(
+        "int8",
+        calibrated,
+        (
+            INFERENCE,
+            Excluded("calibrated on other inputs than these uses have", mode=DECODING),
+            Excluded("calibrated on 32 rows", source="stablehlo"),
+        ),
+    ),
+    Value("aware8", rounding, (UNROUNDED,)),
     Value("nf4", precision(0.3, quantization={"weights": "nf4"}, static_inference=True), (INFERENCE,)),
 )
 
@@ -463,6 +524,18 @@ def own_pass(graph: Any) -> Any:
     return graph
 
 
+def elsewhere(case: Case) -> None:
+    """Run the first layer on another engine."""
+    (layer,) = case.model.find(case.place("first")).values()
+    layer.set_attribute("backend", "other")
+    case.options["backend_map"] = {"other": "torch" if case.row["engine"] == "numpy" else "numpy"}
+
+
+def lowered(case: Case) -> None:
+    third_party.add_lowerings()
+
+
+ONE_ENGINE = Refused("a function of one framework has one engine", "single backend backend_map", mode="function module")
 NO_AUTOGRAD = Refused(
     "NumPy, C and GGML have no automatic differentiation, mithril's own does it",
     "automatic differentiation",
@@ -493,20 +566,29 @@ OPTIONS = (
     Value("latency", option(optimize_for="latency")),
     Value("memory", option(max_memory_gb=1)),
     Value("pass", option(custom_passes=[own_pass])),
+    Value(
+        "backend_map",
+        elsewhere,
+        (
+            ONE_ENGINE,
+            Excluded("its layers have other names, or none", source="onnx stablehlo"),
+            Excluded("a transformed model has no layers", surgery="vmap derivative"),
+        ),
+    ),
+    Value("lowering", lowered),
+    Value("scan_layers", option(scan_layers=True), (Excluded("an option of JAX", engine="numpy torch mlx c ggml"),)),
     Value("framework", option(autodiff="native"), (NO_AUTOGRAD, NO_EMPTY)),
 )
 
 # events
 
-UNTRAINED = Excluded("happens in training", mode="infer gradient module function safetensors to_onnx to_json to_gguf")
+UNTRAINED = Excluded("happens in training", mode=UNTRAINED_MODES)
 EVENTS = (
     Value("none"),
     Value(
         "threads",
         limits=(
-            Excluded(
-                "threads share a program, not a trainer", mode="gradient train accumulate average module function"
-            ),
+            Excluded("threads share a program, not a trainer", mode=f"gradient module function {TRAINING} {DECODING}"),
             Excluded("PyTorch's processes exchange arrays in one order", engine="torch", mesh="data fsdp model"),
         ),
     ),
@@ -563,11 +645,25 @@ NETWORK_LIMITS: dict[str, tuple[Limit, ...]] = {
     "decoder": (
         Excluded(
             "the network is that of a checkpoint",
-            source="layers sequential functional json torch onnx jax keras stablehlo",
+            source=TABLES,
         ),
     ),
 }
+DECODERS = Excluded("a use of decoders", network=f"{LISTS} {WIRED}")
 MODE_LIMITS: dict[str, tuple[Limit, ...]] = {
+    "to_onnx": (
+        Refused("ONNX has no form of a third party's operation", "acme.bend mithril_lowerings", network="foreign"),
+    ),
+    "generate": (DECODERS,),
+    "to_llama": (
+        DECODERS,
+        Refused("files of llama.cpp hold the layers of its families", "family", surgery="lora hook"),
+    ),
+    "adversarial": (
+        Excluded("each pass changes statistics", network="convolutions dropout branch"),
+        Excluded("its outputs are tokens", network="decoder tied"),
+        Excluded("a transformed model is no part of another one", surgery="vmap derivative"),
+    ),
     "to_gguf": (Excluded("files of GGML", engine="numpy jax torch mlx c"),),
     "module": (Excluded("a module of PyTorch", engine="numpy jax mlx c ggml"),),
     "function": (Excluded("functions are for frameworks that differentiate them", engine="numpy torch c ggml"),),
@@ -575,6 +671,8 @@ MODE_LIMITS: dict[str, tuple[Limit, ...]] = {
 
 
 def network(case: Case) -> None:
+    if case.row["network"] == "foreign":
+        third_party.add_operation()
     case.axes = list(case.network.axes)
 
 

@@ -6,6 +6,7 @@ gradients of the reference, which is compiled for NumPy at level none.
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -18,9 +19,13 @@ import numpy as np
 
 import mithril as ml
 
+from .networks import CUSTOM
+
 Arrays = dict[str, np.ndarray]
 RATE, MOMENTUM, SAMPLES, BATCH = 0.05, 0.9, 14, 4
 CLIP, DECAY = 0.05, 0.6
+BLOCK = 2  # numbers that share a scale in quantization-aware training
+CONTEXT, NEW = 16, 4  # the cache of a decoder, and the tokens that it adds
 
 
 class Wrong(AssertionError):
@@ -31,7 +36,6 @@ class Wrong(AssertionError):
 class Mode:
     run: Callable[[Any, Arrays], Arrays]
     expect: Callable[[Any, Arrays], Arrays]
-    trains: bool = False
 
 
 def plain(values: Any) -> Arrays:
@@ -205,19 +209,26 @@ def data(case: Any, rows: int = BATCH) -> tuple[Any, Arrays]:
         .normal(size=(SAMPLES, *case.target))
         .astype(x.dtype if x.dtype.kind == "f" else "float32")
     )
-    columns = {"input": x, "target": y, "number": np.arange(SAMPLES)}
+    columns = {"input": x, "number": np.arange(SAMPLES), "real" if case.adversarial else "target": y}
     return ml.DataLoader(columns, batch_size=rows, shuffle=True, seed=3), columns
 
 
 def trainer_of(case: Any, params: Arrays) -> Any:
     options = {**case.options, **case.training}
     shapes = {"input": list(case.axes)} if case.open else None
+    recipe: Any = {"loss": loss, "params": typed(case, params)}
+    model, optimizer = case.model, ml.SGD(RATE, momentum=MOMENTUM)
+    if case.adversarial:
+        model, optimizer = adversaries(case), dict.fromkeys(("critic*", "generator*"), optimizer)
+        options |= {"frozen": f"generator.{case.frozen}"} if case.frozen else {}
+        recipe["loss"] = {"critic*": critic_loss, "generator*": generator_loss}
+        parameters = {f"generator.{name}": x for name, x in params.items()} | critic_params(case)
+        recipe["params"] = typed(case, parameters)
     return ml.Trainer(
-        case.model,
-        ml.SGD(RATE, momentum=MOMENTUM),
-        loss=loss,
+        model,
+        optimizer,
         backend=case.backend,
-        params=typed(case, params),
+        **recipe,
         progress=False,
         **({"shapes": shapes} if shapes else {}),
         **options,
@@ -266,7 +277,7 @@ def train(case: Any, params: Arrays) -> Arrays:
     case.seen = seen
     exactly_once(seen)
     result = plain(trainer.params)
-    if len(trainer.predict(case.batch(5))) != 5:
+    if not case.adversarial and len(trainer.predict(case.batch(5))) != 5:
         raise Wrong("predict of 5 rows returns another number of them")
     if case.training.get("ema"):
         result |= {f"average of {name}": x for name, x in plain(trainer.averaged).items()}
@@ -292,11 +303,118 @@ def average(case: Any, params: Arrays) -> Arrays:
     return train(case, params)
 
 
+WIDTH = 4  # of the critic
+
+
+def adversaries(case: Any) -> Any:
+    """Return a model of the generator, the model of the row, and a critic, which reads both kinds of rows."""
+    from mithril.models import Linear, Model, Sequential, Tanh
+
+    critic = Sequential(Linear(WIDTH, name="first"), Tanh(), Linear(1, name="last"), name="critic")
+    gan, case.model.name = Model(), "generator"
+    gan |= case.model(input="input", output="fake")
+    gan |= critic(input="real", output="real_score")
+    gan |= critic(input="fake", output="fake_score")
+    return gan
+
+
+def critic_loss(real_score: Any, fake_score: Any) -> Any:
+    return ml.ops.mean(ml.ops.softplus(-real_score)) + ml.ops.mean(ml.ops.softplus(fake_score))
+
+
+def generator_loss(fake_score: Any) -> Any:
+    return ml.ops.mean(ml.ops.softplus(-fake_score))
+
+
+def critic_params(case: Any) -> Arrays:
+    rng, size = np.random.default_rng(11), case.target[-1]
+    shapes = {"first.weight": (WIDTH, size), "first.bias": (WIDTH,), "last.weight": (1, WIDTH), "last.bias": (1,)}
+    return {f"critic.{name}": short(rng.normal(size=shape)) for name, shape in shapes.items()}
+
+
+def scores(critic: Arrays, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    hidden = np.tanh(rows @ critic["critic.first.weight"].T + critic["critic.first.bias"])
+    return hidden, hidden @ critic["critic.last.weight"].T + critic["critic.last.bias"]
+
+
+def slopes_of_critic(critic: Arrays, rows: np.ndarray, sign: float) -> tuple[Arrays, np.ndarray]:
+    """Return gradients of mean(softplus(sign * score)): of the critic's parameters, and of the rows."""
+    hidden, score = scores(critic, rows)
+    slope = sign / (1.0 + np.exp(-sign * score)) / score.size
+    inner = slope * critic["critic.last.weight"] * (1.0 - hidden**2)
+    flat = {name: x.reshape(-1, x.shape[-1]) for name, x in (("s", slope), ("h", hidden), ("i", inner), ("r", rows))}
+    gradients = {
+        "critic.first.weight": flat["i"].T @ flat["r"],
+        "critic.first.bias": flat["i"].sum(0),
+        "critic.last.weight": flat["s"].T @ flat["h"],
+        "critic.last.bias": flat["s"].sum(0),
+    }
+    return gradients, inner @ critic["critic.first.weight"]
+
+
+def adversarial(case: Any, params: Arrays) -> Arrays:
+    case.adversarial = True
+    return train(case, params)
+
+
+def expected_adversarial(case: Any, params: Arrays) -> Arrays:
+    """Repeat the steps that were seen: the critic first, then the generator against the new critic."""
+    case.adversarial = True
+    compiled = case.compile(shapes={"input": list(case.axes)})
+    values = plain(typed(case, params)) | plain(critic_params(case))
+    velocity = {name: np.zeros_like(x) for name, x in values.items()}
+    _, columns = data(case)
+    rounding = rounded_names(case, compiled)
+    rounding |= {"critic.last.weight"} if rounding else set()  # the other one has rows of three numbers
+
+    def update(gradients: Arrays) -> None:
+        for name, g in gradients.items():
+            if case.frozen and fnmatch.fnmatch(name, case.frozen):
+                continue
+            velocity[name] = MOMENTUM * velocity[name] + g
+            values[name] = values[name] - RATE * velocity[name]
+
+    for (numbers,) in case.seen.steps:
+        x = {"input": columns["input"][numbers]}
+        weights = rounded(values, rounding)
+        generator = typed(case, {name: weights[name] for name in params})
+        fake = plain(compiled.evaluate(generator, x, training=True))["output"]
+        real_part = slopes_of_critic(weights, columns["real"][numbers], -1.0)[0]
+        fake_part = slopes_of_critic(weights, fake, 1.0)[0]
+        update({name: g + fake_part[name] for name, g in real_part.items()})
+        slope = slopes_of_critic(rounded(values, rounding), fake, -1.0)[1]
+        slope = slope.astype(np.float64 if case.double else np.float32)
+        update(plain(compiled.evaluate(generator, x, output_gradients={"output": slope})[1]))
+    return {name if name.startswith("critic.") else f"generator.{name}": x for name, x in values.items()}
+
+
+def rounded_names(case: Any, compiled: Any) -> set[str]:
+    """Return the names of the weights that quantization-aware training rounds: those of linear layers."""
+    if not case.rounded:
+        return set()
+    weights = [node.operands[1] for node in compiled.graph.nodes if node.op.name == "linear"]
+    return {
+        w.name
+        for w in weights
+        if w in {i.value for i in compiled.graph.with_role("param")} and w.shape[-1] % BLOCK == 0
+    }
+
+
+def rounded(params: Arrays, names: set[str]) -> Arrays:
+    """Round weights to multiples of a scale of each block: its largest magnitude / 127, in 16 bits."""
+    result = dict(params)
+    for name in names:
+        blocks = params[name].reshape(-1, BLOCK)
+        scale = (np.abs(blocks).max(1, keepdims=True) / 127).astype(np.float16).astype(blocks.dtype)
+        scale[scale == 0] = 1
+        result[name] = (np.clip(np.round(blocks / scale), -128, 127) * scale).reshape(params[name].shape)
+    return result
+
+
 def expected_training(case: Any, params: Arrays) -> Arrays:
     """Repeat the steps that were seen: mean squared error, SGD with momentum, clipping and averages, in NumPy."""
-    import fnmatch
-
     compiled = case.compile(shapes={"input": list(case.axes)})
+    rounding = rounded_names(case, compiled)
     params = typed(case, params)
     first = dict(params)
     frozen = {name for name in params if case.frozen and fnmatch.fnmatch(name, case.frozen)}
@@ -309,10 +427,11 @@ def expected_training(case: Any, params: Arrays) -> Arrays:
         total = {name: np.zeros_like(x) for name, x in params.items()}
         for numbers in step:
             x = {"input": columns["input"][numbers]}
-            y = np.asarray(compiled.evaluate(params, x, state=state, training=True)[0]["output"])
+            weights = rounded(params, rounding)
+            y = np.asarray(compiled.evaluate(weights, x, state=state, training=True)[0]["output"])
             slope = (2 * (y - columns["target"][numbers]) / y.size).astype(y.dtype)
             _, gradients, state = compiled.evaluate(
-                params, x, output_gradients={"output": slope}, state=state, training=True
+                weights, x, output_gradients={"output": slope}, state=state, training=True
             )
             for name, g in gradients.items():
                 total[name] += np.asarray(g) / len(step)
@@ -405,7 +524,7 @@ def to_onnx(case: Any, params: Arrays) -> Arrays:
 
 
 def to_json(case: Any, params: Arrays) -> Arrays:
-    case.model = type(case.model).from_json(case.model.to_json())
+    case.model = type(case.model).from_json(case.model.to_json(), layers=CUSTOM)
     return infer(case, params)
 
 
@@ -416,16 +535,56 @@ def to_gguf(case: Any, params: Arrays) -> Arrays:
     return called_again(lambda rows: again({"input": as_input(again, rows)}), case.batch(), case)
 
 
+# decoders
+
+
+def to_llama(case: Any, params: Arrays) -> Arrays:
+    """Write a file in the layout of llama.cpp, and run it on the engine."""
+    compiled = case.compile(inference=True)
+    compiled.bind(typed(case, params)).export(case.folder / "exported.gguf", architecture="llama")
+    again = ml.load(case.folder / "exported.gguf", backend=case.backend)
+    return called_again(lambda rows: again({"input_ids": rows}), case.batch(), case)
+
+
+def expected_of_decoder(case: Any, params: Arrays) -> Arrays:
+    return plain(case.compile(inference=True).evaluate(typed(case, params), {"input_ids": case.batch()}))
+
+
+def generate(case: Any, params: Arrays) -> Arrays:
+    """Continue the rows as prompts, by the cache."""
+    shapes = {"input_ids": [None, None], "position": [None]}  # which programs with embedded parameters need
+    compiled = ml.compile(case.model, case.backend, inference=True, shapes=shapes, **case.options)
+    compiled.bind(typed(case, params))
+    case.seen = np.array(ml.generate(compiled, case.batch().tolist(), max_new_tokens=NEW, stop=()))
+    again = ml.generate(compiled, case.batch().tolist(), max_new_tokens=NEW, stop=())
+    return {"tokens": case.seen, "tokens of the second call": np.array(again)}
+
+
+def expected_tokens(case: Any, params: Arrays) -> Arrays:
+    """Read each text again without a cache: a token is right if no other one is clearly more probable."""
+    text = np.concatenate([case.batch(), case.seen], axis=1).astype(np.int32)
+    compiled = case.compile(shapes={"input_ids": list(text.shape)})
+    logits = plain(compiled.evaluate(typed(case, params), {"input_ids": text}, training=True))["logits"]
+    logits = logits[:, -NEW - 1 : -1]
+    scores = np.take_along_axis(logits, case.seen[..., None].astype(int), -1)[..., 0]
+    is_close = scores >= logits.max(-1) - 2 * case.tolerance * np.abs(logits).max()
+    tokens = np.where(is_close, case.seen, logits.argmax(-1))
+    return {"tokens": tokens, "tokens of the second call": tokens}
+
+
 MODES = {
     "infer": Mode(infer, expected_outputs),
     "gradient": Mode(gradient, expected_gradient),
-    "train": Mode(train, expected_training, trains=True),
-    "accumulate": Mode(accumulate, expected_training, trains=True),
-    "average": Mode(average, expected_training, trains=True),
+    "train": Mode(train, expected_training),
+    "accumulate": Mode(accumulate, expected_training),
+    "average": Mode(average, expected_training),
     "module": Mode(module, expected_gradient),
     "function": Mode(function, expected_gradient),
     "safetensors": Mode(safetensors, expected_outputs),
     "to_onnx": Mode(to_onnx, expected_outputs),
     "to_json": Mode(to_json, expected_outputs),
     "to_gguf": Mode(to_gguf, expected_outputs),
+    "adversarial": Mode(adversarial, expected_adversarial),
+    "generate": Mode(generate, expected_tokens),
+    "to_llama": Mode(to_llama, expected_of_decoder),
 }

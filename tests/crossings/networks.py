@@ -34,6 +34,8 @@ from mithril.models import (
     While,
 )
 
+from . import third_party
+
 
 @dataclass(frozen=True)
 class Network:
@@ -99,7 +101,7 @@ class Masked(Layer):
     """An encoder whose mask depends on the input: rows with a negative sum are attended to by no row."""
 
     def __init__(self) -> None:
-        self.encoder = TransformerEncoder(1, 8, heads=2, feedforward=8, dropout=0.0, activation="gelu", causal=True)
+        self.encoder = TransformerEncoder(2, 8, heads=2, feedforward=8, dropout=0.0, activation="gelu", causal=True)
 
     def build(self, input: Any) -> Any:
         return self.encoder(input, mask=ops.sum(input, axis=-1)[:, None, None, :] > -100.0)
@@ -130,6 +132,10 @@ class Heads(Layer):
             (first, second, 0),
             max_trips=2,
         )[:2]
+
+
+def bent() -> list[Layer]:
+    return [Linear(8, name="first"), third_party.Bend(), Linear(3, name="last")]
 
 
 def unread() -> Model:
@@ -192,6 +198,9 @@ def branch() -> Model:
     return model
 
 
+CUSTOM = (Decaying, Masked, Heads, third_party.Bend)  # layers that files of models need
+
+
 def module_of(*, conv: bool = False, recurrent: bool = False) -> Any:
     """Return a small module of PyTorch, with the same weights each time."""
     import torch
@@ -236,6 +245,7 @@ NETWORKS = {
     "branch": Network(("B", 6), model=branch),
     "scan": Network(("B", "T", 6), scanned),
     "masked": Network(("B", "T", 6), masked),
+    "foreign": Network(("B", 6), bent),
     "unread": Network(("B", 6), model=unread),
     "unet": Network(("B", 2, 4, 4), model=unet, last=lambda: Conv2d(6, 3, 1, bias=False)),
     "decoder": Network(("B", "T"), tokens=97, last=lambda: Linear(97, bias=False)),

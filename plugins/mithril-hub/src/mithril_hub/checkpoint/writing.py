@@ -17,6 +17,7 @@ from mithril.system import files
 from mithril_hub.checkpoint.checkpoint_weights import CheckpointWeights
 from mithril_hub.checkpoint.folder import INDEX, SINGLE, read_json, tensors_of
 from mithril_hub.checkpoint.separate_head import with_separate_head
+from mithril_hub.checkpoint.wrapped_layers import require_no_wrappers
 from mithril_hub.model import Pretrained, parameter_types
 
 # Files of tokenizers, generation and pooling; a pattern names no file that could hold code.
@@ -54,6 +55,7 @@ def export(
             f"'{target}' has weights in several files, which '{INDEX}' lists", hint="pass another folder, or empty it"
         )
     arrays = _arrays(compiled, weights, parameters, dtype)
+    require_no_wrappers(model)
     (kind,) = {array.dtype for array in arrays.values()}
     folder = files.write_folder(
         target,
