@@ -24,9 +24,10 @@ from mithril_cbackend.lowering.int8x4.byte_operations import (
     max_pool_last,
     sum_pool_bytes,
 )
-from mithril_cbackend.lowering.int8x4.llvm_tiles import BYTES, PAIRS, PORTABLE, Instructions
+from mithril_cbackend.lowering.int8x4.llvm_tiles import Instructions
 from mithril_cbackend.lowering.matmul import int8x4_products
 from mithril_cbackend.lowering.rows import reductions
+from mithril_cbackend.tir.instructions import BYTES, PAIRS, PORTABLE
 
 MIN_PRODUCTS = 1 << 13
 KINDS = {uint8: BYTES, bfloat16: PAIRS}  # of the int8x4 groups of an image

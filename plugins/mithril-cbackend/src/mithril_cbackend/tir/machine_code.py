@@ -8,6 +8,7 @@ from typing import Any
 
 from mithril.graph import BackendError
 from mithril_cbackend.cpu_info import enable_tiles
+from mithril_cbackend.tir.instructions import SELECTED
 from mithril_cbackend.tir.tvm_api import tirx, tvm
 
 
@@ -44,13 +45,6 @@ def target(cpu: str, threads: int, features: tuple[str, ...] = ()) -> Any:
     present = {str(f) for f in tvm.get_global_func("target.llvm_get_cpu_features")(full)}
     changes = [f"+{f}" for f in features if f not in present] + [f"-{f}" for f in UNSOUND if f in present]
     return _target(cpu, threads, mattr=changes) if changes else full
-
-
-# Features that kernels select instructions by. LLVM knows a CPU by its model number: it may have more of them than its
-# name implies.
-SELECTED = (
-    "amx-bf16", "amx-int8", "amx-tile", "avx2", "avx512bf16", "avx512bw", "avx512vnni", "avxvnni", "sse2",
-)  # fmt: skip
 
 
 @cache

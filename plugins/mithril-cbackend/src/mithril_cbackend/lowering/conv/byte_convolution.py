@@ -24,10 +24,10 @@ from mithril_cbackend.lowering.element.kernel import Kernel, lowers
 from mithril_cbackend.lowering.element.kernel_builder import PRODUCTS, KernelBuilder, Machine
 from mithril_cbackend.lowering.element.vectorization import pieces, vectorizable
 from mithril_cbackend.lowering.int8x4.byte_operations import INT8X4, conv_int8x4
-from mithril_cbackend.lowering.int8x4.llvm_tiles import BYTES, PAIRS
 from mithril_cbackend.lowering.matmul import int8x4_products
 from mithril_cbackend.lowering.matmul.microkernel import count
 from mithril_cbackend.lowering.packings import Pack
+from mithril_cbackend.tir.instructions import BYTES, PAIRS
 
 PIXELS = [[0, 1, 2], [3]]  # axes that are one if nothing is broadcast along only some of them
 

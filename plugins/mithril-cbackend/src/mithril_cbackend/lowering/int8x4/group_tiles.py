@@ -14,20 +14,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mithril_cbackend.lowering.int8x4.llvm_tiles import (
-    ACCUMULATORS,
+from mithril_cbackend.lowering.int8x4.llvm_tiles import ACCUMULATORS, Text
+from mithril_cbackend.tir.instructions import (
+    BLENDED,
+    BYTES,
     NATIVE,
+    NUMBERS,
     PAIRWISE,
-    PMADDWD,
+    PERMUTED,
     PORTABLE,
-    VPDPBUSD,
-    Text,
+    SHUFFLES,
+    fastest,
+    function,
 )
 
 # One width on every machine, so that packed files and exported C need no tag of the CPU (decision
 # 0021).
 COLUMNS = 32  # of a packed block, on every machine
-PERMUTED, BLENDED = "permuted", "blended"  # look-ups in one vector register, and in two
 AHEAD = 1 << 12  # bytes between the quantized values that are read and those that are prefetched
 LINE = 64
 Sums = dict[tuple[int, int, int], str]  # by number of the partial sum, row and vector
@@ -121,12 +124,12 @@ class GroupForm(GroupLayout):
 
 def level(features: frozenset[str], lanes: int, is_bytes: bool) -> str:
     """Return the fastest instructions of a CPU with these features, in LLVM's names."""
-    is_512, is_256 = lanes == 16 and "avx512bw" in features, lanes == 8 and "avx2" in features
-    if is_bytes:
-        if (is_512 and "avx512vnni" in features) or (is_256 and "avxvnni" in features):
-            return NATIVE
-        return PAIRWISE if is_512 or is_256 else PORTABLE
-    return PERMUTED if is_512 else BLENDED if is_256 else PORTABLE
+    if not is_bytes:
+        return fastest(NUMBERS, features, lanes)
+    if fastest(SHUFFLES, features, lanes) == PORTABLE:
+        return PORTABLE
+    # Tiles of AMX read bytes from memory: quantized values would have to be looked up and stored before.
+    return fastest(BYTES, features - {"amx-int8"}, lanes)
 
 
 def tile(name: str, form: GroupForm, rows: int) -> str:
@@ -397,14 +400,14 @@ class _Tile:
         """Return the numbers of the lowest four bits of each int8x4 group."""
         text, form = self.text, self.form
         if form.level == PERMUTED:
-            function = "llvm.x86.avx512.permvar.sf.512"
-            text.declare(f"declare <16 x float> @{function}(<16 x float>, <16 x i32>)")
-            return text.let(f"call <16 x float> @{function}(<16 x float> {table[0]}, <16 x i32> {quantized})")
+            name = function(NUMBERS, PERMUTED, form.lanes)
+            text.declare(f"declare <16 x float> @{name}(<16 x float>, <16 x i32>)")
+            return text.let(f"call <16 x float> @{name}(<16 x float> {table[0]}, <16 x i32> {quantized})")
         if form.level == BLENDED:
-            function = "llvm.x86.avx2.permps"
-            text.declare(f"declare <8 x float> @{function}(<8 x float>, <8 x i32>)")
+            name = function(NUMBERS, BLENDED, form.lanes)
+            text.declare(f"declare <8 x float> @{name}(<8 x float>, <8 x i32>)")
             low, high = (
-                text.let(f"call <8 x float> @{function}(<8 x float> {x}, <8 x i32> {quantized})") for x in table
+                text.let(f"call <8 x float> @{name}(<8 x float> {x}, <8 x i32> {quantized})") for x in table
             )  # by three bits
             bit = text.let(f"shl <8 x i32> {quantized}, {self.every(28)}")
             upper = text.let(f"icmp slt <8 x i32> {bit}, zeroinitializer")
@@ -423,9 +426,9 @@ class _Tile:
         text, kind, count = self.text, self.bytes_, 4 * self.form.lanes
         index = text.let(f"bitcast {self.int8x4s} {quantized} to {kind}")
         if self.form.level != PORTABLE:
-            function = "llvm.x86.avx512.pshuf.b.512" if count == 64 else "llvm.x86.avx2.pshuf.b"
-            text.declare(f"declare {kind} @{function}({kind}, {kind})")
-            return self.as_int8x4(text.let(f"call {kind} @{function}({kind} {table}, {kind} {index})"))
+            name = function(SHUFFLES, NATIVE, self.form.lanes)
+            text.declare(f"declare {kind} @{name}({kind}, {kind})")
+            return self.as_int8x4(text.let(f"call {kind} @{name}({kind} {table}, {kind} {index})"))
         result = "poison"
         for position in range(count):
             code = text.let(f"extractelement {kind} {index}, i64 {position}")
@@ -441,14 +444,14 @@ class _Tile:
         """Add the dot products of unsigned and signed bytes."""
         text, kind, int8x4s, lanes = self.text, self.bytes_, self.int8x4s, self.form.lanes
         if self.form.level == NATIVE:
-            function = VPDPBUSD[lanes]
-            text.declare(f"declare {int8x4s} @{function}({int8x4s}, {kind}, {kind})")
+            name = function(BYTES, NATIVE, lanes)
+            text.declare(f"declare {int8x4s} @{name}({int8x4s}, {kind}, {kind})")
             right = text.let(f"bitcast {int8x4s} {int8x4} to {kind}")
-            return text.let(f"call {int8x4s} @{function}({int8x4s} {total}, {kind} {numbers}, {kind} {right})")
+            return text.let(f"call {int8x4s} @{name}({int8x4s} {total}, {kind} {numbers}, {kind} {right})")
         left = text.let(f"bitcast {kind} {numbers} to {int8x4s}")
         if self.form.level == PAIRWISE:  # pairs of 16-bit integers: bytes 0 and 2, bytes 1 and 3
-            halves, function = f"<{2 * lanes} x i16>", PMADDWD[lanes]
-            text.declare(f"declare {int8x4s} @{function}({halves}, {halves})")
+            halves, name = f"<{2 * lanes} x i16>", function(BYTES, PAIRWISE, lanes)
+            text.declare(f"declare {int8x4s} @{name}({halves}, {halves})")
             eight = f"<{', '.join(['i16 8'] * (2 * lanes))}>"
             pair = text.let(f"bitcast {int8x4s} {int8x4} to {halves}")
             signed = [text.let(f"ashr {halves} {text.let(f'shl {halves} {pair}, {eight}')}, {eight}")]
@@ -458,7 +461,7 @@ class _Tile:
                 part = text.let(
                     f"bitcast {int8x4s} {text.let(f'and {int8x4s} {shifted}, {self.every(0x00FF00FF)}')} to {halves}"
                 )
-                product = text.let(f"call {int8x4s} @{function}({halves} {part}, {halves} {right})")
+                product = text.let(f"call {int8x4s} @{name}({halves} {part}, {halves} {right})")
                 total = text.let(f"add {int8x4s} {total}, {product}")
             return total
         for p in range(4):
@@ -512,9 +515,9 @@ class _Tile:
         return text.let(f"load {kind}, ptr {place}, align 4")
 
     def fma(self, a: str, b: str, c: str) -> str:
-        function = f"llvm.fmuladd.v{self.form.lanes}f32"
-        self.text.declare(f"declare {self.floats} @{function}({self.floats}, {self.floats}, {self.floats})")
-        return self.text.let(f"call {self.floats} @{function}({self.floats} {a}, {self.floats} {b}, {self.floats} {c})")
+        name = f"llvm.fmuladd.v{self.form.lanes}f32"
+        self.text.declare(f"declare {self.floats} @{name}({self.floats}, {self.floats}, {self.floats})")
+        return self.text.let(f"call {self.floats} @{name}({self.floats} {a}, {self.floats} {b}, {self.floats} {c})")
 
     def broadcast(self, kind: str, x: str, per: int = 1) -> str:
         lanes = self.form.lanes * per

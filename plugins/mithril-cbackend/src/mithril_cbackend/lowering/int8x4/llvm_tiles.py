@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mithril.graph import DType, float32, int32
+from mithril_cbackend.tir.instructions import AMX, BYTES, NATIVE, PAIRS, PAIRWISE, PORTABLE, fastest, function
 
-PAIRS, BYTES = "bf16", "u8s8"  # kinds of int8x4 groups
-AMX, NATIVE, PAIRWISE, PORTABLE = "amx", "native", "pairwise", "portable"
 AMX_ROWS, AMX_INT8X4 = 16, 16  # of one AMX tile
 ACCUMULATORS = 8  # independent sums that hide the latency of an instruction
 
@@ -77,20 +76,7 @@ class Instructions:
 
 def instructions(kind: str, features: frozenset[str], lanes: int) -> Instructions:
     """Return the fastest instructions of a CPU with these features, in LLVM's names."""
-    is_512 = lanes == 16 and "avx512bw" in features
-    if kind == PAIRS:
-        # ``vdpbf16ps`` is used in vectors of 512 bits only: without AVX-512VL (see UNSOUND in
-        # tir/machine_code.py) shorter ones do not exist.
-        if not is_512 or "avx512bf16" not in features:
-            return Instructions(kind, PORTABLE, lanes)
-        return Instructions(kind, AMX if "amx-bf16" in features else NATIVE, lanes)  # every CPU with AMX has both
-    if is_512 and "amx-int8" in features:
-        return Instructions(kind, AMX, lanes)
-    if (is_512 and "avx512vnni" in features) or (lanes == 8 and "avxvnni" in features):
-        return Instructions(kind, NATIVE, lanes)
-    if is_512 or (lanes == 8 and "avx2" in features) or (lanes == 4 and "sse2" in features):
-        return Instructions(kind, PAIRWISE, lanes)
-    return Instructions(kind, PORTABLE, lanes)
+    return Instructions(kind, fastest(kind, features, lanes), lanes)
 
 
 class Text:
@@ -321,37 +307,33 @@ def _prepare_right(text: Text, use: Instructions, int8x4s: str) -> list[str]:
     ]
 
 
-PMADDWD = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4: "llvm.x86.sse2.pmadd.wd"}
-VPDPBUSD = {16: "llvm.x86.avx512.vpdpbusd.512", 8: "llvm.x86.avx512.vpdpbusd.256"}
-
-
 def _multiply(text: Text, use: Instructions, total: str, left: list[str], right: list[str], result: str) -> None:
     """Write ``result = total + left * right``."""
     lanes = use.lanes
     int8x4s, floats, bytes_ = f"<{lanes} x i32>", f"<{lanes} x float>", f"<{4 * lanes} x i8>"
     pairs, halves = f"<{2 * lanes} x bfloat>", f"<{2 * lanes} x i16>"
     if use.level == NATIVE and use.kind == PAIRS:
-        function = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
-        text.declare(f"declare {floats} @{function}({floats}, {pairs}, {pairs})")
+        name = function(PAIRS, NATIVE, lanes)
+        text.declare(f"declare {floats} @{name}({floats}, {pairs}, {pairs})")
         a, b = (text.let(f"bitcast {int8x4s} {x} to {pairs}") for x in (left[0], right[0]))
-        text.do(f"{result} = call {floats} @{function}({floats} {total}, {pairs} {a}, {pairs} {b})")
+        text.do(f"{result} = call {floats} @{name}({floats} {total}, {pairs} {a}, {pairs} {b})")
     elif use.level == NATIVE:
-        function = VPDPBUSD[lanes]
-        text.declare(f"declare {int8x4s} @{function}({int8x4s}, {bytes_}, {bytes_})")
+        name = function(BYTES, NATIVE, lanes)
+        text.declare(f"declare {int8x4s} @{name}({int8x4s}, {bytes_}, {bytes_})")
         a, b = (text.let(f"bitcast {int8x4s} {x} to {bytes_}") for x in (left[0], right[0]))
-        text.do(f"{result} = call {int8x4s} @{function}({int8x4s} {total}, {bytes_} {a}, {bytes_} {b})")
+        text.do(f"{result} = call {int8x4s} @{name}({int8x4s} {total}, {bytes_} {a}, {bytes_} {b})")
     elif use.kind == PAIRS:
-        function = f"llvm.fmuladd.v{lanes}f32"
-        text.declare(f"declare {floats} @{function}({floats}, {floats}, {floats})")
-        call = f"call {floats} @{function}({floats} {{}}, {floats} {{}}, {floats} {{}})"
+        name = f"llvm.fmuladd.v{lanes}f32"
+        text.declare(f"declare {floats} @{name}({floats}, {floats}, {floats})")
+        call = f"call {floats} @{name}({floats} {{}}, {floats} {{}}, {floats} {{}})"
         first = text.let(call.format(left[0], right[0], total))
         text.do(f"{result} = " + call.format(left[1], right[1], first))
     elif use.level == PAIRWISE:
-        function = PMADDWD[lanes]
-        text.declare(f"declare {int8x4s} @{function}({halves}, {halves})")
+        name = function(BYTES, PAIRWISE, lanes)
+        text.declare(f"declare {int8x4s} @{name}({halves}, {halves})")
         for part, (a, b) in enumerate(zip(left, right, strict=True)):
             x = text.let(f"bitcast {int8x4s} {a} to {halves}")
-            product = text.let(f"call {int8x4s} @{function}({halves} {x}, {halves} {b})")
+            product = text.let(f"call {int8x4s} @{name}({halves} {x}, {halves} {b})")
             if part == 0:
                 total = text.let(f"add {int8x4s} {total}, {product}")
             else:
@@ -384,13 +366,13 @@ def _amx(text: Text, name: str, use: Instructions, rows: int, vectors: int) -> N
         shape(6 + v, depth, 64)
     constant = ", ".join(f"i8 {x}" for x in config)
     text.declare(f"@{name}_shape = linkonce_odr constant [64 x i8] [{constant}], align 64")
-    product = "tdpbf16ps" if use.kind == PAIRS else "tdpbusd"
+    product = function(use.kind, AMX, use.lanes)
     text.declare("declare void @llvm.x86.ldtilecfg(ptr)")
     text.declare("declare void @llvm.x86.tilerelease()")
     text.declare("declare void @llvm.x86.tilezero(i8 immarg)")
     text.declare("declare void @llvm.x86.tileloadd64(i8 immarg, ptr, i64)")
     text.declare("declare void @llvm.x86.tilestored64(i8 immarg, ptr, i64)")
-    text.declare(f"declare void @llvm.x86.{product}(i8 immarg, i8 immarg, i8 immarg)")
+    text.declare(f"declare void @{product}(i8 immarg, i8 immarg, i8 immarg)")
     width = vectors * 64
     cells = [(i, v) for i in range(len(heights)) for v in range(vectors)]
     text.label("entry")
@@ -419,7 +401,7 @@ def _amx(text: Text, name: str, use: Instructions, rows: int, vectors: int) -> N
         place = first if i == 0 else text.let(f"getelementptr i8, ptr {first}, i64 %below64")
         text.do(f"call void @llvm.x86.tileloadd64(i8 {4 + i}, ptr {place}, i64 %stride64)")
         for v in range(vectors):
-            text.do(f"call void @llvm.x86.{product}(i8 {2 * i + v}, i8 {4 + i}, i8 {6 + v})")
+            text.do(f"call void @{product}(i8 {2 * i + v}, i8 {4 + i}, i8 {6 + v})")
     text.do(f"%k2 = add i64 %k, {depth}")
     text.do("%more = icmp slt i64 %k2, %n")
     text.do("br i1 %more, label %loop, label %next")

@@ -21,11 +21,12 @@ from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Mach
 from mithril_cbackend.lowering.element.storage_dtypes import computed, to_storage
 from mithril_cbackend.lowering.element.vectorization import vectorizable
 from mithril_cbackend.lowering.int8x4 import c_tiles, llvm_tiles
-from mithril_cbackend.lowering.int8x4.llvm_tiles import AMX, BYTES, PAIRS, Instructions
+from mithril_cbackend.lowering.int8x4.llvm_tiles import Instructions
 from mithril_cbackend.lowering.matmul import gemv, int8x4_packing
 from mithril_cbackend.lowering.matmul.matmul_form import Product, StridedOperand, strided_operand
 from mithril_cbackend.lowering.matmul.microkernel import by_height, count, each_row, tiles_of_any_number
 from mithril_cbackend.lowering.packings import Packing
+from mithril_cbackend.tir.instructions import AMX, BYTES, PAIRS
 
 MIN_PRODUCTS = 1 << 12  # multiplications; packing is not worthwhile for less
 VECTORS = 2  # of a packed block
