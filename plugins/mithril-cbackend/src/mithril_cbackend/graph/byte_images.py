@@ -29,6 +29,7 @@ from mithril_cbackend.lowering.matmul import int8x4_products
 from mithril_cbackend.lowering.rows import reductions
 from mithril_cbackend.tir.instructions import BYTES, PAIRS, PORTABLE
 
+# Multiplications of a convolution from which its image is packed. No measurement of the limit is recorded.
 MIN_PRODUCTS = 1 << 13
 KINDS = {uint8: BYTES, bfloat16: PAIRS}  # of the int8x4 groups of an image
 WIDER = {uint8: int32, bfloat16: float32}  # dtypes of the sums

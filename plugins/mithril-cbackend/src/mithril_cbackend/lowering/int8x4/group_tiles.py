@@ -32,7 +32,7 @@ from mithril_cbackend.tir.instructions import (
 # 0021).
 COLUMNS = 32  # of a packed block, on every machine
 AHEAD = 1 << 12  # bytes between the quantized values that are read and those that are prefetched
-LINE = 64
+LINE = 64  # bytes that one prefetch loads
 Sums = dict[tuple[int, int, int], str]  # by number of the partial sum, row and vector
 
 
