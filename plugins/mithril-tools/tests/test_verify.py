@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from mithril_tools.cli.verify import SUMMARY, _doctor, faults_of, requirement, summary_of, text_of, with_summary
+from mithril_tools.cli.verify import (
+    SUMMARY,
+    _doctor,
+    _is_covered,
+    faults_of,
+    requirement,
+    summary_of,
+    text_of,
+    with_summary,
+)
 
 INFO = "mithril_shiny-0.1.0.dist-info"
 METADATA = """Metadata-Version: 2.4
@@ -104,3 +113,8 @@ def test_plugins_show_what_a_distribution_states(tmp_path, monkeypatch):
 
 def test_a_wheel_without_a_plugin_that_loads_is_a_fault(tmp_path):
     assert list(_doctor(Path(sys.executable), wheel(tmp_path, {}))) == ["mithril finds no plugin of mithril-shiny"]
+
+
+@pytest.mark.parametrize(("name", "covered"), [("mithril_numpy", True), ("mithril_tools", False)])
+def test_kit_is_expected_of_plugins_that_it_covers(name, covered):
+    assert _is_covered(Path(sys.executable), Path(f"{name}-0.1.0-py3-none-any.whl")) == covered
