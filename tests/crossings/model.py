@@ -641,7 +641,12 @@ MESHES = (
     ),
 )
 
+HOST = "no framework differentiates the reference of an operation, which runs in NumPy"
 NETWORK_LIMITS: dict[str, tuple[Limit, ...]] = {
+    "foreign": (
+        Refused(HOST, "differentiate acme.bend", mode="function module"),
+        Refused(HOST, "differentiate acme.bend", options="framework", mode="gradient", engine="jax torch mlx"),
+    ),
     "decoder": (
         Excluded(
             "the network is that of a checkpoint",

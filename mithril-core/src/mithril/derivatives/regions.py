@@ -149,7 +149,7 @@ def while_rule(reverse: Reverse, node: Node, cotangents: Sequence[Value | None])
     stage.nodes = []
     if BOUNDED in node.tags:
         (holds,) = stage.inline(condition, [*node.results, *captured])
-        producer = next(k for k, n in enumerate(stage.nodes) if holds in n.results)
+        producer = next(k for k, n in enumerate(stage.nodes) if any(holds is r for r in n.results))
         tags = {**stage.nodes[producer].tags, REACHED: f"{trips} {node.tags[BOUNDED]}"}
         stage.nodes[producer] = stage.nodes[producer].replaced(tags=tags)
     reverse.builder.inputs += stage.inputs

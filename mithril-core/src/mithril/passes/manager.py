@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.graph import Graph, MithrilError, PassError, Snapshot, VerificationError, verify
+from mithril.graph import Graph, MithrilError, PassError, Snapshot, VerificationError, computing, verify
 from mithril.passes.declare import Pass, PassContext, as_pass
 from mithril.passes.numeric import check_results
 from mithril.passes.order import pipeline_text, sort_passes
@@ -96,7 +96,8 @@ class PassManager:
         snapshot = None if self.check == "none" or one.trusted else Snapshot(graph)
 
         def last(pass_: Pass, graph: Graph, context: PassContext) -> Graph:
-            result = pass_(graph, context)
+            with computing():  # a step that is being built runs passes on the graphs of its parts
+                result = pass_(graph, context)
             _check_kind(pass_, result, done)  # before plugins that wrap the pass see it
             return result
 
