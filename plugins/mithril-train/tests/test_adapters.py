@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from small import X, Y, arrays, loader, trainer
 
+from mithril.graph import InputError
 from mithril_train.engine.adapters import GrainLoader, Loader, MithrilLoader, as_loader
 
 
@@ -53,6 +54,17 @@ def test_any_list_of_batches_is_a_loader():
     other.load_state(source.state(), 0)
     assert taken(other) == [3]
     assert (other.epoch, other.samples) == (1, 0)
+
+
+def test_each_epoch_calls_a_generator_function():
+    def batches():
+        yield from ([1], [2], [3])
+
+    source = as_loader(batches, 0)
+    assert taken(source) == [1, 2, 3]
+    assert taken(source, 2) == [1, 2]
+    with pytest.raises(InputError, match="has no epochs\nhint: .* or the generator function, without calling it"):
+        as_loader(batches(), 0)
 
 
 def test_samplers_receive_the_epoch():

@@ -258,6 +258,9 @@ def test_resuming_a_finished_training_returns_its_results(tmp_path):
     assert second.history.rows == first.history.rows
     np.testing.assert_array_equal(second.predict(X), first.predict(X))
     np.testing.assert_array_equal(second.compiled({"input": X})["output"], first.predict(X))
+    third = trainer()
+    third.load(tmp_path)  # the directory of Checkpoint
+    assert third.history.rows == first.history.rows
 
 
 def test_resume_from_a_folder_without_checkpoints_is_rejected(tmp_path):

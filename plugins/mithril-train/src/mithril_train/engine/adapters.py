@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
 from typing import Any
@@ -348,6 +349,16 @@ class Portions(Loader):
         self._batches = None
 
 
+class Batches:
+    """The batches of a generator function, which each epoch calls."""
+
+    def __init__(self, function: Callable[[], Iterator[Any]]) -> None:
+        self.function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.function()
+
+
 def as_loader(loader: Iterable[Any], seed: int) -> Loader:
     """Return the adapter for a loader of any kind."""
     if isinstance(loader, Loader):
@@ -360,11 +371,13 @@ def as_loader(loader: Iterable[Any], seed: int) -> Loader:
         return TorchLoader(loader, seed)
     if module == "grain":
         return GrainLoader(loader, seed)
+    if inspect.isgeneratorfunction(loader):
+        return Loader(Batches(loader), seed)
     if not hasattr(loader, "__iter__"):
         raise InputError(f"a {type(loader).__name__} gives no batches", hint="ml.DataLoader(data, batch_size=32)")
     if iter(loader) is loader:
         raise InputError(
             "an iterator can be read only once, so that it has no epochs",
-            hint="pass its source instead: a list, a loader, ml.DataLoader(generator_function)",
+            hint="pass its source instead: a list, a loader, or the generator function, without calling it",
         )
     return Loader(loader, seed)

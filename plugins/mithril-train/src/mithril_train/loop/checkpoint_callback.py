@@ -199,13 +199,13 @@ def resume(trainer: Trainer, path: str | os.PathLike[str]) -> None:
         if not folders:
             raise OptionError("resume='auto' requires a Checkpoint", hint='fit(..., callbacks=[ml.Checkpoint("run")])')
         for folder in folders:
-            if _load_latest(trainer, folder):
+            if load_latest(trainer, folder):
                 return
         return
     text = os.fspath(path)
     if checkpoint.is_checkpoint(text):
         trainer.load(text)
-    elif not _load_latest(trainer, text):
+    elif not load_latest(trainer, text):
         state = "is empty of checkpoints" if checkpoint.exists(text) else "does not exist"
         raise InputError(
             f"cannot resume: '{text}' {state}",
@@ -213,7 +213,7 @@ def resume(trainer: Trainer, path: str | os.PathLike[str]) -> None:
         )
 
 
-def _load_latest(trainer: Trainer, folder: str) -> bool:
+def load_latest(trainer: Trainer, folder: str) -> bool:
     """Load the latest checkpoint that every process has and can read; return whether there is one."""
     paths = {(c.step, c.id): c.path for c in checkpoint.candidates(folder)}
     answers = trainer.world.exchange([list(key) for key in paths], "the checkpoints to resume from")

@@ -21,9 +21,9 @@ from mithril_train.engine.adapters import Loader, Portions
 from mithril_train.engine.batches import is_batch, rows
 from mithril_train.engine.engine import Engine, compiler_of
 from mithril_train.engine.nonfinite import not_finite
-from mithril_train.loop import checkpointing, ranks
+from mithril_train.loop import checkpoint, checkpointing, ranks
 from mithril_train.loop.callbacks import Callback, Training
-from mithril_train.loop.checkpoint_callback import Checkpoint, resume as resume_training
+from mithril_train.loop.checkpoint_callback import Checkpoint, load_latest, resume as resume_training
 from mithril_train.loop.fit_data import BATCH_SIZE, ClassWeight, source_of, split, validation_source
 from mithril_train.loop.history import History, Totals, line
 from mithril_train.loop.interrupts import Interrupts
@@ -546,9 +546,11 @@ class Trainer(TrainerEvaluation):
 
     @checked()
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Load a checkpoint."""
+        """Load a checkpoint, or the latest one of a directory."""
         with self._interrupts.handled():
-            checkpointing.load(self, path)
+            text = os.fspath(path)
+            if checkpoint.is_checkpoint(text) or not load_latest(self, text):
+                checkpointing.load(self, path)
 
     def _repr_html_(self) -> str:
         details = notebook.folded("step", notebook.text(self.summary()))
