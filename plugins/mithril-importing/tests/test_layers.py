@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,9 @@ import pytest
 
 import mithril as ml
 from mithril import ops
-from mithril.models import Conv2d, Embedding, LayerNorm, Linear, Model, Relu, Wrapper, hook
+from mithril.models import Conv2d, Embedding, LayerNorm, Linear, Model, Relu, Sequential, Wrapper, hook
 from mithril_importing.layers import ImportedLayer, Run
+from mithril_importing.model import model_of
 from mithril_importing.patterns import NamedLinear, known_layer
 from mithril_importing.regions import Operation, Param, Read, Region, Scope, nested
 
@@ -208,3 +211,10 @@ def test_layers_that_differ_between_their_calls_are_not_known() -> None:
         nested([operation("p", None, "x", "y", "linear", X, W, *bias)], ["y"]).inner()[0] for bias in ((), (B,))
     ]
     assert known_layer(shapes)("p", regions) is None
+
+
+def test_errors_of_imported_models_name_the_line_that_imported_them():
+    line = sys._getframe().f_lineno + 1
+    model = model_of(Toy([operation("", ops.relu, "input", "y")], ["y"]), {"input": ([2, 3], "float32")})
+    with pytest.raises(ml.ShapeError, match=f"declared at {re.escape(__file__)}:{line}\n"):
+        ml.compile(Sequential(Relu(), model), "numpy", shapes={"input": [2, 4]}).randomize_params()

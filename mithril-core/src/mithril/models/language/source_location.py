@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 from mithril.graph import visible
 
-PACKAGE = str(Path(__file__).parents[2]) + "/"
+OURS = ("mithril.", "mithril_")  # importers and other distributions create layers for their callers
 
 
 class SourceLocation(NamedTuple):
@@ -24,10 +24,15 @@ class SourceLocation(NamedTuple):
 NOWHERE = SourceLocation()
 
 
+def _is_ours(frame: FrameType) -> bool:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.startswith(OURS)
+
+
 def user_location() -> SourceLocation:
     """Return the line of the innermost caller outside mithril."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(PACKAGE):
+    while _is_ours(frame):
         outer = frame.f_back
         if outer is None:
             return NOWHERE
@@ -38,6 +43,6 @@ def user_location() -> SourceLocation:
 def caller_location() -> SourceLocation | None:
     """Return the line of the caller's caller, or None if it is in mithril itself."""
     frame = sys._getframe(2)
-    if frame.f_code.co_filename.startswith(PACKAGE):
+    if _is_ours(frame):
         return None
     return SourceLocation(frame.f_code.co_filename, frame.f_lineno)

@@ -104,10 +104,15 @@ def _equal(a: Graph, b: Graph) -> bool:
         operands = tuple(None if v is None else pairs.get(v) for v in left.operands)
         types = [v.type for v in left.results] == [v.type for v in right.results]
         is_equal = left.op is right.op and dict(left.attributes) == dict(right.attributes) and not left.regions
-        if not (is_equal and types and operands == tuple(right.operands)):
+        if not (is_equal and types and _same(operands, right.operands)):
             return False
         pairs.update(zip(left.results, right.results, strict=True))
-    return [pairs.get(v) for v in a.outputs] == list(b.outputs)
+    return _same([pairs.get(v) for v in a.outputs], b.outputs)
+
+
+def _same(a: Sequence[Value | None], b: Sequence[Value | None]) -> bool:
+    """Whether two sequences hold the same values: ``==`` is an operation while a graph is built."""
+    return len(a) == len(b) and all(v is w for v, w in zip(a, b, strict=True))
 
 
 def is_linear(gradient: Graph) -> bool:

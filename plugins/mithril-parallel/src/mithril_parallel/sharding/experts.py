@@ -26,7 +26,7 @@ def shard_experts(local: LocalGraphBuilder, node: Node) -> bool:
     operands: list[Value | None] = []
     lead = _split_of_rows(local, node, axis)
     for name, v in zip(node.op.operands, node.operands, strict=True):
-        if v is None or v in weights:
+        if v is None or any(v is w for w in weights):
             operands.append(None if v is None else local.reshard(v, (axis, None, None)))
             continue
         rank = v.ndim - (0 if name == "experts" and node.op is ops.expert_matmul else 1)
