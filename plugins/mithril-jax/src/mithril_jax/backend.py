@@ -46,6 +46,7 @@ from mithril.graph import (
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear, max_pool_grad
 from mithril_jax import held_weights, helpers, process_config
 from mithril_jax.execution import analysis, read, runner, with_gradient_signature, with_precision
+from mithril_jax.half_products import with_contracted_rows
 from mithril_jax.lowering import (
     is_wide,
     table,
@@ -366,6 +367,7 @@ class JaxBackend(SourceBackend):
         return with_precision(forward, read(options or BuildOptions(), self.jax_device.platform).precision)
 
     def generate(self, graph: Graph, options: BuildOptions, gradients: bool = False) -> tuple[str, Mapping[str, Any]]:
+        graph = with_contracted_rows(graph) if self.capabilities.family == "cpu" else graph
         return super().generate(self._scanned(self.constrained(graph, options), options), options, gradients)
 
     def _scanned(self, graph: Graph, options: BuildOptions) -> Graph:

@@ -18,7 +18,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.backend import Forward
-from mithril.graph import Graph, Input, Node, TensorType, Value, is_product, iterate
+from mithril.graph import Graph, Input, Node, TensorType, Value, bfloat16, is_product, iterate
 from mithril.system import ArrayCache
 from mithril_jax.lowering import kernel_exceeds_image
 
@@ -82,7 +82,7 @@ def extracted(graph: Graph) -> tuple[Graph, dict[str, Held]]:
         axes = i.tags.get("axes", range(len(order)))  # constant folding may have transposed the parameter
         tags = {**i.tags, "held_order": tuple(axes[k] for k in order)}
         inputs.append(replace(i, value=value, role="param", data=None, tags=tags))
-        if all(node.op is ops.transpose for node in used):
+        if order == SWAPPED and all(node.op is ops.transpose for node in used):
             renamed |= {node.result: value for node in used}
         elif order != tuple(range(len(order))):  # XLA's convolutions read any order, without a copy
             original = Value(f"{i.name}_original", i.type)
@@ -118,6 +118,8 @@ def orders(weights: Collection[Held]) -> str:
 def _order(weight: Value, readers: Sequence[Node]) -> tuple[int, ...]:
     """Return the order of the axes that the readers read fastest: a convolution reads its kernel channels last."""
     rank = len(weight.shape)
+    if weight.dtype is bfloat16 and rank == 2:  # with_contracted_rows reads the matrix that a transpose has as operand
+        return SWAPPED if all(node.op is ops.matmul and node.operands[1] is weight for node in readers) else (0, 1)
     # The transpose is computed once, when the weight is placed, and leaves the program.
     if all(node.op is ops.transpose for node in readers):
         return SWAPPED

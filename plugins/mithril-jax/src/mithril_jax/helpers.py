@@ -306,6 +306,13 @@ def multiply_rows(a, b):
     return jnp.matmul(a, b, preferred_element_type=accumulator).astype(a.dtype)
 
 
+def product_of_row(x, w):
+    """Return the product of one row with the rows of w; XLA for CPUs passes two rows to oneDNN, but not one."""
+    rows = jnp.pad(x.reshape(1, -1), ((0, 1), (0, 0)))
+    product = lax.dot_general(rows, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    return product[:1].reshape(*x.shape[:-1], -1).astype(x.dtype)
+
+
 @needs(blocks_of_experts, multiply_rows)
 def expert_matmul(x, w, experts):
     """Return the product of each row with the weight of its expert, in blocks of rows of one expert."""

@@ -28,7 +28,7 @@ from mithril.backend import (
     shared_helpers,
     sliced,
 )
-from mithril.graph import Node, operation_names
+from mithril.graph import Node, Value, bfloat16, numel, operation_names
 from mithril_jax import blocked_attention, helpers, linear_algebra
 
 table = Lowerings(
@@ -155,6 +155,41 @@ def _matmul(call: Call) -> str:
     if is_half(call.node):
         return f"jnp.matmul({call.a}, {call.b}, preferred_element_type=jnp.float32).astype({call.dtype()})"
     return f"jnp.matmul({call.a}, {call.b})"
+
+
+LARGE_WEIGHT = 512 * 512  # elements; for smaller ones a second row costs more than float32
+
+
+def _is_large_row(x: Value | None, w: Value | None) -> bool:
+    """Whether one row is multiplied by the rows of a large bfloat16 matrix."""
+    assert x is not None
+    assert w is not None
+    size = numel(w.shape)
+    is_row = w.ndim == 2 and all(n == 1 for n in x.shape[:-1])
+    return is_row and w.dtype is bfloat16 and isinstance(size, int) and size >= LARGE_WEIGHT
+
+
+def _multiplies_large_vector(node: Node) -> bool:
+    matrix, x = node.operands
+    assert x is not None
+    return x.ndim == 1 and _is_large_row(x, matrix)
+
+
+@table.function("matmul", when=_multiplies_large_vector)
+def _matrix_and_vector(call: Call) -> str:
+    return f"{call.helper(helpers.product_of_row)}({call.b}, {call.a})"
+
+
+def _contracts_large_row(node: Node) -> bool:
+    x, w = node.operands
+    assert x is not None
+    contracted = (tuple(node.attributes["contract_a"]), tuple(node.attributes["contract_b"]))
+    return contracted == ((x.ndim - 1,), (1,)) and _is_large_row(x, w)
+
+
+@table.function("dot", when=_contracts_large_row)
+def _dot_of_row(call: Call) -> str:
+    return f"{call.helper(helpers.product_of_row)}({call.a}, {call.b})"
 
 
 @table.function("dot")
