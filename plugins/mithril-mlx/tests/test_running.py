@@ -83,6 +83,31 @@ def test_products_are_right(dtype):
     np.testing.assert_allclose(product, a @ b.T, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("m", "n"), [(1, 7), (7, 1), (1, 1)])
+@pytest.mark.parametrize("swapped", [(), (0,), (1,), (0, 1)])
+def test_products_of_one_row_or_column_are_right(dtype, m, n, swapped):
+    """A row, a column and sums are also read from within larger arrays and in the other order."""
+    a, b, c = (random(*shape, seed=k).astype(dtype) for k, shape in enumerate([(m, 5), (5, n), (m, n)]))
+    with mx.stream(mx.cpu):
+        padded = mx.array(np.pad(a, ((2, 1), (1, 3))))[2 : 2 + m, 1:6]
+        left, right = (mx.array(x.T.copy()).T if k in swapped else mx.array(x) for k, x in enumerate((a, b)))
+        np.testing.assert_allclose(np.array(left @ right), a @ b, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(np.array(padded @ right), a @ b, rtol=1e-5, atol=1e-5)
+        summed = mx.addmm(mx.array(c), left, right, alpha=0.5, beta=2.0)
+        np.testing.assert_allclose(np.array(summed), 0.5 * (a @ b) + 2 * c, rtol=1e-5, atol=1e-5)
+
+
+def test_one_row_reads_bfloat16_weights_unchanged():
+    compiled = ml.compile(Model(Linear(64, name="wide")), "mlx", shapes={"input": [1, 96]}, precision="bfloat16")
+    x, params = random(1, 96), compiled.randomize_params(seed=0)
+    y = np.array(compiled.evaluate(params, {"input": x})["output"].astype(mx.float32))
+    w, bias = (np.array(params[f"wide.{name}"].astype(mx.float32)) for name in ("weight", "bias"))
+    exact = np.array(mx.array(x).astype(mx.bfloat16).astype(mx.float32)) @ w.T
+    rounded = np.array((mx.array(exact).astype(mx.bfloat16) + mx.array(bias).astype(mx.bfloat16)).astype(mx.float32))
+    np.testing.assert_allclose(y, rounded, rtol=1e-2)
+
+
 @pytest.mark.skipif(BLAS.threads() is None, reason="this BLAS does not count threads")
 def test_threads_are_set_for_the_call_only(monkeypatch):
     seen, before = [], BLAS.threads()

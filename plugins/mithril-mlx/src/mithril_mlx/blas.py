@@ -27,18 +27,39 @@ VARIABLE = "MITHRIL_MLX_BLAS"
 SYSTEM = ("openblas", "mkl_rt", "blis")
 
 # In C, a flag and two enumerations precede the sizes; real scalars are passed by value, complex ones by address.
+# A product of one row or column is GEMV's, which reads the matrix once; OpenBLAS's GEMM packs it first, at four times
+# the time.
 _SHIM = """
 #include <stdint.h>
-#define GEMM(name, there, scalar, element) \\
+enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
+#define GEMM(name, there, scalar, element, shortcut) \\
     void there(int, int, int, int64_t, int64_t, int64_t, scalar, const element *, int64_t, const element *, int64_t, \\
                scalar, element *, int64_t); \\
     void name(int order, int ta, int tb, int m, int n, int k, scalar alpha, const element *a, int lda, \\
               const element *b, int ldb, scalar beta, element *c, int ldc) { \\
+        shortcut \\
         there(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc); \\
     }
-GEMM(cblas_sgemm, scipy_cblas_sgemm64_, float, float)
-GEMM(cblas_dgemm, scipy_cblas_dgemm64_, double, double)
-GEMM(cblas_cgemm, scipy_cblas_cgemm64_, const void *, void)
+#define GEMV(there) \\
+    if (order == ROW_MAJOR && k > 0 && m == 1) { \\
+        int flipped = tb == PLAIN; \\
+        there(order, flipped ? TRANSPOSED : PLAIN, flipped ? k : n, flipped ? n : k, alpha, b, ldb, \\
+              a, ta == PLAIN ? 1 : lda, beta, c, 1); \\
+        return; \\
+    } \\
+    if (order == ROW_MAJOR && k > 0 && n == 1) { \\
+        int flipped = ta != PLAIN; \\
+        there(order, ta, flipped ? k : m, flipped ? m : k, alpha, a, lda, b, tb == PLAIN ? ldb : 1, beta, c, ldc); \\
+        return; \\
+    }
+#define DECLARED(there, element) \\
+    void there(int, int, int64_t, int64_t, element, const element *, int64_t, const element *, int64_t, element, \\
+               element *, int64_t);
+DECLARED(scipy_cblas_sgemv64_, float)
+DECLARED(scipy_cblas_dgemv64_, double)
+GEMM(cblas_sgemm, scipy_cblas_sgemm64_, float, float, GEMV(scipy_cblas_sgemv64_))
+GEMM(cblas_dgemm, scipy_cblas_dgemm64_, double, double, GEMV(scipy_cblas_dgemv64_))
+GEMM(cblas_cgemm, scipy_cblas_cgemm64_, const void *, void, )
 """
 
 
