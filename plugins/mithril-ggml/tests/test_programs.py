@@ -15,6 +15,7 @@ from mithril.graph.decomposition import decompose
 from mithril.graph.errors import InputError, MemoryLimitError, OptionError
 from mithril.graph.evaluation import evaluate
 from mithril.graph.registry import operation as op
+from mithril.models import Linear, Model, Relu
 
 rng = np.random.default_rng(0)
 
@@ -306,3 +307,18 @@ def test_threads_limit_products_of_numpy_too(monkeypatch):
     compiled({"x": np.ones((64, 8), np.float32), "w": w})
     assert set(seen) == {before + 1}
     assert library.threads() == before
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_few_rows_read_weights_of_16_bits_unchanged(precision):
+    model = Model(Linear(48, name="a"), Relu(), Linear(32, name="b"))
+    exact = ml.compile(model, "numpy", shapes={"input": [4, 64]})
+    compiled = ml.compile(model, "ggml", shapes={"input": [4, 64]}, precision=precision)
+    params = exact.randomize_params(seed=0)
+    x = rng.normal(size=(4, 64)).astype(np.float32)
+    y = compiled.evaluate({n: compiled.backend.array(a, dtype=precision) for n, a in params.items()}, {"input": x})
+    expected = exact.evaluate(params, {"input": x})["output"]
+    assert np.abs(y["output"].astype(np.float32) - expected).max() < 0.03 * np.abs(expected).max()
+    native = [step.name for step in compiled.programs[-1].executable.steps if step.native]
+    assert native.count("mul_mat") == 2
+    assert native.count("add") == 2

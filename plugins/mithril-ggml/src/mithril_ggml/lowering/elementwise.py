@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.graph import Node, Registry, int32, operation_names, operations
+from mithril.graph import Node, Registry, float32, int32, operation_names, operations
 from mithril_ggml.library.library import ggml
-from mithril_ggml.lowering.table import Array, dtype_of, is_integer, is_single, reference_function, row
+from mithril_ggml.lowering.table import Array, dtype_of, is_half, is_integer, is_single, reference_function, row
 from mithril_ggml.program.program_builder import DIMS, ProgramBuilder
 from mithril_ggml.program.strided_tensor import Tensor, simplified
 
@@ -127,7 +127,7 @@ def pointwise(draft: ProgramBuilder, name: str, function: Callable[..., Any], x:
 
 
 def _binary(draft: ProgramBuilder, node: Node, a: Tensor, b: Tensor) -> Tensor:
-    if is_single(node):
+    if is_single(node) or is_half(node):
         result = arithmetic(draft, node.op.name, a, b, tuple(node.result.shape))  # type: ignore[arg-type]
         if result is not None:
             return result
@@ -145,7 +145,7 @@ def arithmetic(draft: ProgramBuilder, name: str, a: Tensor, b: Tensor, shape: tu
         a, b = b, a
     if a.shape != shape:
         return None
-    out = draft.new(shape)
+    out = draft.new(shape, a.dtype)
     left, right, target = simplified(a, b, out)
     if left.rank > DIMS or not _has_contiguous_rows(left) or not _has_contiguous_rows(right):
         return None
@@ -167,8 +167,8 @@ def _by_number(draft: ProgramBuilder, name: str, a: Tensor, b: Tensor) -> Tensor
     """Return a product or sum with a constant scalar, or None."""
     if a.scalar is not None and a.size == 1 and name in ("add", "mul") and b.scalar is None:
         a, b = b, a
-    # x * (1 / c) differs from x / c by rounding, so that divisions stay.
-    if b.scalar is None or b.size != 1 or a.rank < b.rank or name == "div" or a.size <= 1:
+    # x * (1 / c) differs from x / c by rounding, so that divisions stay; ggml scales float32 only.
+    if a.dtype is not float32 or b.scalar is None or b.size != 1 or a.rank < b.rank or name == "div" or a.size <= 1:
         return None
     number = float(b.scalar)
     if name == "mul":
@@ -232,11 +232,11 @@ def _cast(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
     if target.is_integer and not source.is_bool:
         return reference_function(draft, node, x)[0]
     out = draft.like(node.result)
-    draft.numpy("cast", _is_not_zero if target.is_bool else _assign, [x], [out])
+    draft.numpy("cast", _is_not_zero if target.is_bool else assign, [x], [out])
     return out
 
 
-def _assign(x: Array, out: Array) -> None:
+def assign(x: Array, out: Array) -> None:
     out[...] = x
 
 

@@ -11,9 +11,9 @@ from mithril import ops
 from mithril.backend import cached_attention, expert_matmul, expert_weight_grad
 from mithril.graph import Node
 from mithril_ggml.library.library import ggml
-from mithril_ggml.lowering.elementwise import EPILOGUES, activated
+from mithril_ggml.lowering.elementwise import EPILOGUES, activated, assign
 from mithril_ggml.lowering.norms import combined
-from mithril_ggml.lowering.table import Array, dtype_of, is_filled, is_single, reference_function, row
+from mithril_ggml.lowering.table import Array, dtype_of, is_filled, is_half, is_single, reference_function, row
 from mithril_ggml.program.program_builder import ProgramBuilder
 from mithril_ggml.program.strided_tensor import Tensor
 
@@ -51,6 +51,8 @@ def _cached_attention(draft: ProgramBuilder, node: Node, q: Tensor, k: Tensor, v
 
 @row("matmul", when=is_filled, packed=(1,))
 def _matmul(draft: ProgramBuilder, node: Node, a: Tensor, b: Tensor) -> Tensor:
+    if is_half(node) and b.rank == 2 and _flipped(b).dense and a.rank and a.size <= FEW * a.shape[-1]:
+        return _half_rows(draft, node, a, _flipped(b))
     if not dtype_of(node).is_float or dtype_of(node).bits == 16:
         return reference_function(draft, node, a, b)[0]
     out = draft.like(node.result)
@@ -60,6 +62,14 @@ def _matmul(draft: ProgramBuilder, node: Node, a: Tensor, b: Tensor) -> Tensor:
     if is_single(node) and _prefers_ggml(a, b):
         return by_rows_of(draft, a, _flipped(b), out)
     multiply(draft, a, b, out)
+    return out
+
+
+def _half_rows(draft: ProgramBuilder, node: Node, x: Tensor, w: Tensor) -> Tensor:
+    """Multiply few rows by 16-bit weights, which ggml reads unchanged: NumPy would convert all of them to float32."""
+    single, out = draft.new(x.shape), draft.like(node.result)
+    draft.numpy("cast", assign, [x], [single])
+    draft.numpy("cast", assign, [by_rows_of(draft, single, w, draft.new(out.shape))], [out])
     return out
 
 
