@@ -77,7 +77,8 @@ DOCUMENTS: dict[str, str] = {
         Memory Optimization | it recomputes values | checkpoint_decision
         Memory Optimization | `memory_planning="greedy"` | memory_planning
         Mixed Precision | `precision="bfloat16"` halves the bytes | precision
-        Mixed Precision | it is faster | half_in_time
+        Mixed Precision | it is faster where weights are read from memory | half_in_time
+        Mixed Precision | small networks are not slower | half_networks_in_time
         Mixed Precision | `mixed_precision` | mixed_precision
         Static Inference | `inference` | inference_mode
         Static Inference | `inference` is not slower | inference_in_time
@@ -114,7 +115,8 @@ DOCUMENTS: dict[str, str] = {
         Static Shapes and Types | `static_shapes` | static_shapes
         Static Shapes and Types | `static_types` | static_types
         Precision Control | `precision="bfloat16"` | precision
-        Precision Control | it is faster | half_in_time
+        Precision Control | it is faster where weights are read from memory | half_in_time
+        Precision Control | small networks are not slower | half_networks_in_time
         Precision Control | `mixed_precision` | mixed_precision
         Data Parallelism | `parallelism="data"` | data_parallel
         Model Parallelism | `parallelism="model"` | model_parallel

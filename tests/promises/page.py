@@ -19,7 +19,8 @@ The promises of five documents (Optimization, Compilation, Performance tuning, A
 optimization on MLX), and the effects that probes observe on each engine. `nox -s promises` runs all probes and writes
 this page; the tests run those without timing. Figures are those of one run on two busy cores of a server without a GPU:
 three numbers are a perceptron, a residual network of convolutions and a transformer encoder. Ratios of time come from
-interleaved calls; one above 1 is a loss, and does not hold if nearly all rounds show a loss of more than 5 %.
+interleaved calls; one above 1 is a loss, and does not hold if nearly all rounds show a loss of more than 5 %. Where a
+program by hand runs in the same rounds, each such loss counts, and is the engine's if that program shows it as well.
 
 | verdict | meaning |
 |---|---|

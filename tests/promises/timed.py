@@ -9,15 +9,16 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import mithril as ml
 from mithril import models as m
-from mithril.system import time_interleaved
+from mithril.system import Times, time_interleaved
 
+from . import by_hand
 from .cells import Cell, by_engine, fails, nothing, probe, when
 from .networks import NETWORKS, Network, compiled
 
@@ -28,28 +29,63 @@ LARGE = (
     Network(NETWORKS[1].make, (4, 3, 48, 48)),
     Network(lambda: m.Model(m.TransformerEncoderLayer(64, 4, 128), m.Linear(4)), (4, 32, 64)),
 )
+STREAMED = Network(lambda: m.Model(*(m.Linear(2048) for _ in range(6))), (8, 2048))
 LOSS = 0.05  # a smaller one is within the noise of this machine
 
 
-def compared(engine: str, first: Mapping[str, Any], second: Mapping[str, Any], rounds: int = 25) -> Cell:
+Hand = Callable[[str, int, np.ndarray[Any, Any]], Mapping[str, Callable[[], Any]]]
+
+
+def timed(
+    engine: str, index: int, first: Mapping[str, Any], second: Mapping[str, Any], rounds: int, hand: Hand | None
+) -> Times[str]:
+    """Return the times of a network under two options, and of programs by hand."""
+    network = (*LARGE, STREAMED)[index]
+    calls: dict[str, Callable[[], Any]] = {}
+    for name, options in (("first", first), ("second", second)):
+        subject = compiled(network, engine, **options)
+        subject.bind(compiled(network, engine).randomize_params(seed=0))
+        x = {"input": subject.backend.array(network.input(), dtype=subject.backend.dtype)}
+        calls[name] = lambda subject=subject, x=x: subject(x)
+    calls |= hand(engine, index, network.input()) if hand else {}
+    return time_interleaved(
+        calls, subject.backend.synchronize, seconds=0.4, rounds=rounds, hopeless=20, of=_lower_quartile
+    )
+
+
+def compared(
+    engine: str,
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    rounds: int = 25,
+    hand: Hand | None = None,
+) -> Cell:
     """Return the time of calls under the second options, of that under the first, for each network.
 
-    A loss is one on which nearly all rounds agree, as a single one may be interrupted.
+    A loss is one on which nearly all rounds agree, as a single one may be interrupted. Where programs by hand run,
+    each counts, and it is the engine's if those lose as much, or take as long.
     """
-    quotients, losses = [], 0
-    for network in LARGE:
-        calls = {}
-        for name, options in (("first", first), ("second", second)):
-            subject = compiled(network, engine, **options)
-            subject.bind(compiled(network, engine).randomize_params(seed=0))
-            x = {"input": subject.backend.array(network.input(), dtype=subject.backend.dtype)}
-            calls[name] = lambda subject=subject, x=x: subject(x)
-        times = time_interleaved(
-            calls, subject.backend.synchronize, seconds=0.4, rounds=rounds, hopeless=20, of=_lower_quartile
-        )
-        quotients.append(times["second"] / times["first"])
-        losses += times.is_faster("first", "second", LOSS)
-    return when(not losses, ", ".join(f"{ratio:.2f}" for ratio in quotients))
+    times = [timed(engine, index, first, second, rounds, hand) for index in range(len(LARGE))]
+    text = _ratios(times, "second", "first")
+    if hand is None:
+        return when(not any(t.is_faster("first", "second", LOSS) for t in times), text)
+    lost = [t for t in times if t["second"] > (1 + LOSS) * t["first"]]
+    if by_hand.SECOND not in times[0]:
+        return when(not lost, text)
+    text += f"; by hand {_ratios(times, by_hand.SECOND, by_hand.FIRST)}"
+    if lost and all(_is_of_engine(t) for t in lost):
+        return nothing(f"the engine is slower by itself: {text}")
+    return when(not lost, text)
+
+
+def _ratios(times: Sequence[Times[str]], one: str, other: str) -> str:
+    return ", ".join(f"{t[one] / t[other]:.2f}" for t in times)
+
+
+def _is_of_engine(t: Times[str]) -> bool:
+    """Whether a program by hand loses as much, or takes as long, within 10 %."""
+    lost, lost_by_hand = t["second"] / t["first"], t[by_hand.SECOND] / t[by_hand.FIRST]
+    return lost < 1.1 * lost_by_hand or t["second"] < 1.1 * t[by_hand.SECOND]
 
 
 def _lower_quartile(seconds: Sequence[float]) -> float:
@@ -86,14 +122,30 @@ def static_in_time(engine: str) -> Cell:
 
 @probe("torch", "jax", "mlx", elsewhere="nothing reads the option jit", timed=True)
 def jit_in_time(engine: str) -> Cell:
-    """Return the time with jit=True, of that with jit=False."""
-    return compared(engine, {"jit": False}, {"jit": True})
+    """Return the time with jit=True, of that with jit=False; by hand: with torch.compile or mx.compile."""
+    hand = by_hand.without_and_with_jit if engine != "jax" else None
+    return compared(engine, {"jit": False}, {"jit": True}, hand=hand)
+
+
+HALF: Mapping[str, Any] = {"precision": "bfloat16"}
 
 
 @probe(timed=True)
 def half_in_time(engine: str) -> Cell:
-    """Return the time with precision='bfloat16', of that in float32, on this CPU."""
-    return compared(engine, {}, {"precision": "bfloat16"}, rounds=9)
+    """Return the time of products with precision='bfloat16', of that in float32: 8 rows read weights of 100 MB."""
+    times = timed(engine, len(LARGE), {}, HALF, 9, by_hand.in_two_types)
+    text = _ratios([times], "second", "first")
+    if by_hand.SECOND in times:
+        text += f"; by hand {_ratios([times], by_hand.SECOND, by_hand.FIRST)}"
+        if times.is_faster(by_hand.FIRST, by_hand.SECOND, LOSS) and _is_of_engine(times):
+            return nothing(f"the engine is slower by itself: {text}")
+    return when(times.is_faster("second", "first", LOSS), text)
+
+
+@probe(timed=True)
+def half_networks_in_time(engine: str) -> Cell:
+    """Return the time with precision='bfloat16', of that in float32, on this CPU, for networks that fit into caches."""
+    return compared(engine, {}, HALF, rounds=9, hand=by_hand.in_two_types)
 
 
 @probe(timed=True)
