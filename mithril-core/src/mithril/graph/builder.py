@@ -65,9 +65,10 @@ class Builder:
     @staticmethod
     def current() -> Builder:
         """Return the innermost builder entered on this thread."""
-        if thread.builder is None:
+        builder: Builder | None = thread.builder
+        if builder is None:
             raise GraphError("no graph is being built here", hint="enter a builder: with ml.Builder() as b: ...")
-        return thread.builder
+        return builder
 
     @contextmanager
     def at(self, origin: Origin, tags: Attributes | None = None) -> Iterator[None]:
