@@ -14,10 +14,10 @@ import numpy as np
 from mithril.compiler import CompiledModel, Exported, save_file
 from mithril.graph import DTypeError, InputError, UnsupportedError, dtype as as_dtype
 from mithril.system import files
+from mithril_hub.checkpoint.changed_layers import require_layers_of_settings
 from mithril_hub.checkpoint.checkpoint_weights import CheckpointWeights
 from mithril_hub.checkpoint.folder import INDEX, SINGLE, read_json, tensors_of
 from mithril_hub.checkpoint.separate_head import with_separate_head
-from mithril_hub.checkpoint.wrapped_layers import require_no_wrappers
 from mithril_hub.model import Pretrained, parameter_types
 
 # Files of tokenizers, generation and pooling; a pattern names no file that could hold code.
@@ -55,7 +55,7 @@ def export(
             f"'{target}' has weights in several files, which '{INDEX}' lists", hint="pass another folder, or empty it"
         )
     arrays = _arrays(compiled, weights, parameters, dtype)
-    require_no_wrappers(model)
+    require_layers_of_settings(model)
     (kind,) = {array.dtype for array in arrays.values()}
     folder = files.write_folder(
         target,

@@ -10,8 +10,8 @@ import numpy as np
 
 from mithril.graph import InputError, UnsupportedError
 from mithril_gguf.vocabulary import PREFIX
+from mithril_hub.checkpoint.changed_layers import require_layers_of_settings
 from mithril_hub.checkpoint.folder import pooling_of
-from mithril_hub.checkpoint.wrapped_layers import require_no_wrappers
 from mithril_hub.encoder.blocks import Tower
 from mithril_hub.encoder.network import Network
 from mithril_hub.encoder.text import BERT, TextConfig, text_encoder
@@ -60,7 +60,7 @@ def save(model: Any) -> tuple[str, dict[str, Any], dict[str, Tensor], dict[str, 
     architecture = architecture_of(model)
     if architecture != "bert":
         return architecture, {}, {}, {}
-    require_no_wrappers(model)
+    require_layers_of_settings(model)
     config: TextConfig = model.config
     tower = config.tower
     if tower.activation != "gelu":

@@ -9,9 +9,9 @@ import numpy as np
 
 from mithril.graph import UnsupportedError
 from mithril_gguf.vocabulary import vocabulary_entries
+from mithril_hub.checkpoint.changed_layers import require_layers_of_settings
 from mithril_hub.checkpoint.checkpoint_weights import CheckpointWeights
 from mithril_hub.checkpoint.folder import read_json, read_text
-from mithril_hub.checkpoint.wrapped_layers import require_no_wrappers
 from mithril_hub.decoder.config import DecoderConfig
 from mithril_hub.decoder.rope import Rope
 from mithril_hub.gguf.tensor_names import Tensor, tensors_by_parameter
@@ -35,7 +35,7 @@ ARCHITECTURES = {
 def save(model: Any) -> tuple[str, dict[str, Any], dict[str, Tensor], dict[str, np.ndarray[Any, Any]]]:
     """Return the architecture and metadata, the tensor of each parameter, and further tensors."""
     architecture = architecture_of(model)
-    require_no_wrappers(model)
+    require_layers_of_settings(model)
     if not isinstance(model, Decoder):
         return architecture, {}, {}, {}
     config: DecoderConfig = model.config
