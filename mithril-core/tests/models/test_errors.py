@@ -155,6 +155,8 @@ def test_wrong_in_size():
         "the input has 3 channels, but the layer was created for 64\n"
         "  input f32[1, 3, 8, 8]\n  layer 'batch_norm2d' at FILE+2"
     )
+    with pytest.raises(ShapeError, match=r"hint: channels are axis 1 here, .* np.moveaxis\(x, -1, 1\)"):
+        graph_of(model, {"input": f32(1, 8, 8, 64)})
 
 
 def test_declared_shape_and_dtype_are_checked():

@@ -48,6 +48,15 @@ OPTIMIZERS = [
         (lambda: ml.Adam(groups={"*": {"lr": 1}}), "group '.' sets 'lr'(?s:.)*hint: write learning_rate="),
         (lambda: ml.Adam(groups={"*": {"beta1": "x"}}), "group '.': beta1: expected float"),
         (lambda: ml.Optimizer(), "Optimizer has no learning_rate\nhint: use an optimizer such as ml.SGD"),
+        (
+            lambda: type("Own", (ml.Optimizer,), {"__init__": lambda self, rate: None}),
+            r"the settings of the optimizer Own are fields(?s:.)*hint: @dataclass\(frozen=True\) class Own",
+        ),
+        (
+            lambda: type("Own", (ml.Optimizer,), {"update": lambda self, g, p: None}),
+            r"update\(\) of Own cannot be called: too many(?s:.)*hint: def update\(self, p, g, slots, s\)",
+        ),
+        (lambda: type("Own", (ml.Optimizer,), {})(learning_rate=0.1), r"hint: write @dataclass\(frozen=True\) above"),
         (lambda: ml.Schedule(), "Schedule is abstract\nhint: define __call__ in it or in a class derived from it"),
         (lambda: ml.StepLogger(), "StepLogger is abstract\nhint: define log"),
         (

@@ -113,6 +113,9 @@ def test_early_stopping_lists_available_metrics():
     assert str(caught.value) == (
         "EarlyStopping watches 'val_loss', which is not measured\n  measured: loss\nhint: give fit(validation=...)"
     )
+    for name, hint in [("val_lost", "did you mean 'val_loss'"), ("val_accuracy", "metrics='accuracy'")]:
+        with pytest.raises(OptionError, match=f"(?s)'{name}'.*measured: loss, val_loss\nhint: .*{hint}"):
+            trainer(callbacks=[ml.EarlyStopping(name)]).fit(loader(), 1, validation=loader())
 
 
 def test_logs(tmp_path):

@@ -110,7 +110,10 @@ def expect_size(x: Value, axis: int, expected: int | None, description: str) -> 
         raise ShapeError(f"the input has no axis {axis} for the {description}", facts=[f"input {x.type}"])
     size = x.shape[axis]
     if expected is not None and not assume(size, "==", expected, f"the layer was created for this many {description}"):
+        is_last = axis == 1 and x.ndim > 2 and x.shape[-1] == expected
         raise ShapeError(
-            f"the input has {size} {description}, but the layer was created for {expected}", facts=[f"input {x.type}"]
+            f"the input has {size} {description}, but the layer was created for {expected}",
+            facts=[f"input {x.type}"],
+            hint=f"{description} are axis 1 here, and may be the last one: np.moveaxis(x, -1, 1)" if is_last else None,
         )
     return size if expected is None else expected

@@ -132,10 +132,13 @@ def better(mode: str, monitor: str) -> str:
 
 def value_of(row: Row, monitor: str, who: str) -> float:
     if monitor not in row:
+        similar = closest(monitor, row, 1)
+        hint = f"did you mean '{similar[0]}'?" if similar else "ml.Trainer(..., metrics='accuracy') measures more"
+        lacks_validation = monitor.startswith("val_") and not any(name.startswith("val_") for name in row)
         raise OptionError(
             f"{who} watches '{monitor}', which is not measured",
             facts=["measured: " + ", ".join(row)],
-            hint="give fit(validation=...)" if monitor.startswith("val_") else None,
+            hint="give fit(validation=...)" if lacks_validation else hint,
         )
     return row[monitor]
 

@@ -6,9 +6,11 @@ backend that runs the model also runs the update.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from types import FunctionType
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 from mithril.backend import CheckedType, Least, covers, is_ours, mismatch as misfit, require_match
@@ -22,6 +24,9 @@ Amount = Annotated[float, Least(0)]
 Slots = dict[str, Any]
 Scalars = dict[str, Any]
 Wanted = dict[str, tuple[TensorType, float | None]]  # slots by name: type and initial value, None: the parameter
+
+DATACLASS = "@dataclass(frozen=True)"
+UPDATE = ("self", "p", "g", "slots", "s")  # parameters of ``update``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +42,26 @@ class Optimizer(metaclass=CheckedType):
         "betas": "write beta1= and beta2=",
         "params": "leave it out: the trainer knows the parameters",
         "clipnorm": "Trainer(clip_norm=...)",
+        "learning_rate": f"write {DATACLASS} above the class, which makes its annotations arguments",
     }
 
     weight_decay: Amount = 0.0
     groups: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            raise OptionError(
+                f"the settings of the optimizer {cls.__name__} are fields, not arguments of __init__()",
+                hint=f"{DATACLASS} class {cls.__name__}(ml.Optimizer): learning_rate: float = 0.001",
+            )
+        if isinstance(update := vars(cls).get("update"), FunctionType):
+            try:
+                inspect.signature(update).bind(*UPDATE)
+            except TypeError as error:
+                raise OptionError(
+                    f"update() of {cls.__name__} cannot be called: {error}", hint=f"def update({', '.join(UPDATE)})"
+                ) from None
 
     def __post_init__(self) -> None:
         rate = getattr(self, "learning_rate", None)
