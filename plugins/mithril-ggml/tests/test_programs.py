@@ -312,7 +312,7 @@ def test_threads_limit_products_of_numpy_too(monkeypatch):
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_few_rows_read_weights_of_16_bits_unchanged(precision):
     model = Model(Linear(48, name="a"), Relu(), Linear(32, name="b"))
-    exact = ml.compile(model, "numpy", shapes={"input": [4, 64]})
+    exact = ml.compile(model, "ggml", shapes={"input": [4, 64]})
     compiled = ml.compile(model, "ggml", shapes={"input": [4, 64]}, precision=precision)
     params = exact.randomize_params(seed=0)
     x = rng.normal(size=(4, 64)).astype(np.float32)
