@@ -49,7 +49,11 @@ def test_workflows_test_the_lowest_and_latest_versions_and_sign_releases():
     ]
     assert jobs == ["latest", "lowest", "nightly"]
     assert "--resolution lowest-direct" in tests and "--prerelease allow" in tests and "cron" in tests
-    assert "attest-build-provenance" in files[".github/workflows/release.yml"]
+    release = files[".github/workflows/release.yml"]
+    assert "attest-build-provenance" in release
+    for workflow in (tests, release):  # no step pushes, so none needs the token
+        refusal = "actions/checkout@v4\n        with:\n          persist-credentials: false\n"
+        assert workflow.count("actions/checkout@") == workflow.count(refusal) > 0
 
 
 def test_generated_code_is_clean(tmp_path):
