@@ -15,6 +15,7 @@ from mithril_tools.cli.verify import (
     SUMMARY,
     _doctor,
     _is_covered,
+    _is_library,
     faults_of,
     requirement,
     summary_of,
@@ -41,7 +42,10 @@ GOOD = {
     f"{INFO}/RECORD": f"{INFO}/RECORD,,\n",
 }
 BAD = {
-    "no entry point": ({f"{INFO}/entry_points.txt": "[other]\na = b\n"}, "no entry point in the group mithril"),
+    "no entry point": (
+        {f"{INFO}/entry_points.txt": "[other]\na = b\n"},
+        "no entry point in the group mithril; a library declares `library = true` in [tool.mithril]",
+    ),
     "module": (
         {"mithril_shiny/plugin.py": None},
         "the module mithril_shiny.plugin of the entry point is not in the wheel",
@@ -74,6 +78,16 @@ def test_faults_of_a_wheel_are_named(tmp_path, name):
     assert list(faults_of(wheel(tmp_path, {}))) == []
     changes, expected = BAD[name]
     assert list(faults_of(wheel(tmp_path, changes))) == [expected]
+
+
+def test_libraries_have_no_entry_point(tmp_path):
+    plugin, library = {}, {f"{INFO}/entry_points.txt": None}
+    assert not _is_library(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[tool.mithril]\nlibrary = true\n")
+    assert _is_library(tmp_path)
+    assert list(faults_of(wheel(tmp_path, library), is_library=True)) == []
+    expected = "an entry point in the group mithril, but [tool.mithril] declares a library"
+    assert list(faults_of(wheel(tmp_path, plugin), is_library=True)) == [expected]
 
 
 def test_requirements_of_tests_are_installed(tmp_path):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import tomllib
 import venv
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -86,16 +87,25 @@ def examine(folder: Path, scratch: Path, offline: bool) -> Report:
     isolation = ["--no-build-isolation"] if offline else []
     _pip("wheel", "-q", "--no-deps", *isolation, "-w", str(scratch), str(folder))
     (wheel,) = scratch.glob("*.whl")
-    report = Report(wheel, wheel.read_bytes(), list(faults_of(wheel)))
+    is_library = _is_library(folder)
+    report = Report(wheel, wheel.read_bytes(), list(faults_of(wheel, is_library)))
     python = _environment(scratch / "venv", wheel, offline)
-    report.faults += _doctor(python, wheel)
+    if not is_library:
+        report.faults += _doctor(python, wheel)
     counts, failures = _kit(python, folder, scratch, wheel)
     report.faults += failures
     report.summary = {"mithril": __version__, **counts}
     return report
 
 
-def faults_of(wheel: Path) -> Iterator[str]:
+def _is_library(folder: Path) -> bool:
+    """Whether ``pyproject.toml`` declares that plugins import the distribution, which is no plugin itself."""
+    project = folder / "pyproject.toml"
+    tables = tomllib.loads(project.read_text(encoding="utf-8")) if project.exists() else {}
+    return tables.get("tool", {}).get("mithril", {}).get("library") is True
+
+
+def faults_of(wheel: Path, is_library: bool = False) -> Iterator[str]:
     """Yield the faults of the metadata and the content of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -108,8 +118,10 @@ def faults_of(wheel: Path) -> Iterator[str]:
         headers.setdefault(key, []).append(value)
     section = text.partition("[mithril]")[2].partition("\n[")[0]
     modules = [line.partition("=")[2].strip() for line in section.splitlines() if "=" in line]
-    if not modules:
-        yield "no entry point in the group mithril"
+    if not modules and not is_library:
+        yield "no entry point in the group mithril; a library declares `library = true` in [tool.mithril]"
+    if modules and is_library:
+        yield "an entry point in the group mithril, but [tool.mithril] declares a library"
     for module in modules:
         path = module.replace(".", "/")
         if not {f"{path}.py", f"{path}/__init__.py"} & set(names):
