@@ -6,10 +6,12 @@ The backend computes every operation by its reference, one node after the other;
 from __future__ import annotations
 
 import itertools
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -278,17 +280,35 @@ def first_sizes(program, call, params, inputs):
     return {n: np.resize(a, shapes[n]) for n, a in results.items()}
 
 
-def slow_sizes(program, call, params, inputs):
+def compute(seconds=0.05):
+    """Use the processor as a compiler does."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def slow_sizes(program, call, params, inputs, work=compute):
     shapes = program.__dict__.setdefault("compiled", set())
     key = tuple(a.shape for a in inputs.values())
-    time.sleep(0 if key in shapes else 0.05)
+    if key not in shapes:
+        work()
     shapes.add(key)
     return call(params, inputs)
 
 
 def slow_build(self, graph, options=None):
-    time.sleep(0.05)
+    compute()
     return Honest.build(self, graph, options)
+
+
+def compile_elsewhere():
+    """Run a compiler in a process."""
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.05: pass"], check=True)
+
+
+def wait():
+    """Wait, as on a machine where others compute."""
+    time.sleep(0.05)
 
 
 def for_one_size(self, graph, options=None):
@@ -624,6 +644,10 @@ SABOTAGES: Mapping[str, Sabotage] = {
     "the results of the first size": (lambda: running(first_sizes), "claim_symbolic"),
     "sizes that are not compiled": (lambda: claiming(recompiles=True), "claim_recompiles"),
     "sizes that are compiled, without a claim": (lambda: running(slow_sizes), "claim_recompiles"),
+    "sizes that a process compiles, without a claim": (
+        lambda: running(partial(slow_sizes, work=compile_elsewhere)),
+        "claim_recompiles",
+    ),
     "programs that are compiled slowly, without a claim": (
         lambda: type("Slow", (claiming(symbolic=False),), {"build": slow_build}),
         "claim_recompiles",
@@ -656,6 +680,10 @@ SABOTAGES: Mapping[str, Sabotage] = {
 
 def kit(backend, joins=False):
     return type("Kit", (BackendConformance,), {"backend": backend, "joins": joins})()
+
+
+def test_waiting_does_not_count_as_compilation():
+    kit(running(partial(slow_sizes, work=wait))).test_claim_recompiles()
 
 
 def run(backend, test: str, joins: bool = False, first: int = 0) -> None:

@@ -99,7 +99,7 @@ def examine(folder: Path, scratch: Path, offline: bool) -> Report:
 
 
 def _is_library(folder: Path) -> bool:
-    """Whether ``pyproject.toml`` declares that plugins import the distribution, which is no plugin itself."""
+    """Whether ``pyproject.toml`` declares that plugins import the distribution, and does not extend mithril itself."""
     project = folder / "pyproject.toml"
     tables = tomllib.loads(project.read_text(encoding="utf-8")) if project.exists() else {}
     return tables.get("tool", {}).get("mithril", {}).get("library") is True
