@@ -122,6 +122,7 @@ def test_a_keyword_is_one_thing():
     )
     graph = graph_of(lambda x: sum(sum(x, axis=1), axis=0), (2, 3))
     assert symmetric(graph) is graph
+    assert len(symmetric(graph_of(lambda x: sum(sum(x, axis=0), axis=0), (2, 3))).nodes) == 1  # equal, two objects
 
 
 def test_numbers_match_as_the_dtype_holds_them():
@@ -132,12 +133,17 @@ def test_numbers_match_as_the_dtype_holds_them():
     assert names(exactly(graph_of(lambda x: 0.5 * x * (1.0 + erf(x * 0.70710678)), (3,)))) == ["gelu"]
     graph = graph_of(lambda x: 0.5 * x * (1.0 + erf(x * 0.7)), (3,))
     assert exactly(graph) is graph
+    rounded = graph_of(lambda x: 0.5 * x * (1.0 + erf(x * 0.70711)), (3,))  # fewer digits of the same number
+    assert names(exactly(rounded)) == ["gelu"]
+    assert rule(mine, lambda x: gelu(x), exact=True, name="gelu")(rounded) is rounded
     strict = rule(lambda x: x + 0.0, lambda x: x, exact=True, name="p")
     minus = graph_of(lambda x: x + -0.0, (3,))
     assert strict(minus) is minus
 
 
-def test_fractions_do_not_match_integers():
+def test_integers_match_integers_only():
+    twice = rule(lambda x: x * 2, lambda x: neg(x), exact=False, name="p")
+    assert names(twice(graph_of(lambda x: x * 2, (3,), dtype="int32"))) == ["neg"]
     half = rule(lambda x: x * 0.5, lambda x: neg(x), exact=False, name="p")
     graph = graph_of(lambda x: x * 0, (3,), dtype="int32")
     assert half(graph) is graph
@@ -178,6 +184,21 @@ def test_values_with_other_users_are_not_rewritten():
     assert "is an output of the graph" in str(SILU.explain(output)[0])
 
 
+@pytest.mark.parametrize(
+    ("before", "write", "reason"),
+    [
+        (lambda x, w: rms_norm(x, w), lambda x, w: rms_norm(x) + w, "an operand is missing"),
+        (lambda x: rms_norm(x), lambda x, w: rms_norm(x, w), "unexpected operand %x1: f32[3]"),
+        (lambda x: x + 1.0, lambda x, w: x + w, "expected a number, found %x1: f32[3]"),
+    ],
+)
+def test_operands_that_do_not_fit_are_named(before, write, reason):
+    other = rule(before, before, exact=True, name="p")
+    graph = graph_of(write, (2, 3), (3,))
+    assert other(graph) is graph
+    assert other.explain(graph)[0].reason == reason
+
+
 def test_shared_rules_leave_the_other_readers_their_nodes():
     shared = rule(lambda x: x * sigmoid(x), lambda x: silu(x), exact=False, name="silu", shared=True)
     graph = graph_of(lambda x: both(x, sigmoid(x), exp), (3,))
@@ -200,6 +221,17 @@ def test_conditions_see_operands_and_say_why_not():
     assert "the bias has 2 axes" in str(small.explain(graph)[0])
 
 
+@pytest.mark.parametrize("write", [lambda x: x * sigmoid(x), lambda x: sigmoid(x) * x])
+def test_conditions_are_added_to_a_rule(write):
+    graph = graph_of(write, (3,))
+    assert names(SILU.restricted(lambda x: True)(graph)) == ["silu"]
+    long = SILU.restricted(lambda x: x.shape[0] > 3)
+    assert long(graph) is graph
+    assert str(long.explain(graph)[0]) == "%mul = mul: 2 of 2 operations match; its condition does not hold"
+    never = rule(SILU.before, SILU.after, exact=False, when=lambda x: "x is small").restricted(lambda x: True)
+    assert never.explain(graph)[0].reason == "x is small"
+
+
 def test_a_replacement_of_another_type_is_refused():
     wrong = rule(lambda x: neg(x), lambda x: sum(x), exact=False, name="p")
     graph = graph_of(lambda x: neg(x), (3,))
@@ -212,6 +244,11 @@ def test_an_operand_may_take_the_place():
     graph = graph_of(lambda x: neg(neg(neg(neg(x)))), (3,))
     result = twice(graph)
     assert names(result) == [] and result.outputs[0] is result.inputs[0].value
+
+
+def test_no_rules_change_nothing():
+    graph = graph_of(neg, (3,))
+    assert rewrite(graph, []) is graph
 
 
 def test_larger_matches_win():

@@ -158,12 +158,12 @@ class Rule:
             if node.op is not self.pattern.root.applied.op:
                 continue
             attempt = Attempt(editor, self.exact)
-            attempt.find(self.pattern, node, shared=self.shared)
+            complete = attempt.find(self.pattern, node, shared=self.shared) is not None
             outcome = self.match(editor, node)
             if isinstance(outcome, Match):
                 outcome = self._operand_mismatch(outcome)
             matches = not outcome
-            reached = self.pattern.size if attempt.furthest < 0 else attempt.furthest
+            reached = self.pattern.size if complete else attempt.furthest
             out.append(Explanation(node, matches, reached, self.pattern.size, str(outcome)))
         return sorted(out, key=lambda e: (not e.matches, -e.reached))
 
@@ -256,10 +256,12 @@ FUEL = 8  # applications per node of the graph, beyond which rules are assumed t
 
 def rewrite(graph: Graph, rules: Sequence[Rule], observe: Observer | None = None) -> Graph:
     """Apply ``rules`` wherever they match, including regions of control flow, and return the new graph."""
+    if not rules:
+        return graph
     by_op: dict[str, list[Rule]] = {}
     for one in rules:
         by_op.setdefault(one.pattern.op, []).append(one)
-    reach = max((one.pattern.depth for one in rules), default=1)
+    reach = max(one.pattern.depth for one in rules)
     rewritten: dict[int, Graph] = {}
     for current in _inner_first(graph):
         rewritten[id(current)] = _Worklist(_with_bodies(current, rewritten), by_op, reach, observe).run()
