@@ -278,6 +278,16 @@ def test_composites_stay_whole_where_they_can(own_ops):
     assert opnames(result).count("rsqrt") == 2
 
 
+@pytest.mark.parametrize(
+    ("lowers", "stays"),
+    [(None, False), (lambda node: True, True), (lambda node: node.op is not ops.grid_sample_grad, False)],
+)
+def test_a_composite_with_a_kernel_for_its_gradient_stays(lowers, stays):
+    graph = built(ops.grid_sample, (1, 2, 3, 3), (1, 2, 2, 2))
+    result = verify(gradients(graph, ["y"], ["x0", "x1"], lowers))
+    assert (opnames(result) == ["grid_sample", "grid_sample_grad"]) == stays
+
+
 def test_a_composite_off_the_differentiated_path_is_not_decomposed():
     def build(x, n):
         def body(c, row):
@@ -359,6 +369,7 @@ def test_a_missing_gradient_matters_only_on_the_way(own_ops):
         (lambda g, y, x: (g, g), "gave 2 cotangents for 1 operands"),
         (lambda g, y, x: ops.cast(g, dtype="float32"), "is f32[3], expected f64[3]"),
         (lambda g, y, x: ops.matmul(g, x[:2]), "is no dot product"),
+        (lambda g, y, x: {}["scale"], "failed: KeyError: 'scale'"),
     ],
 )
 def test_gradients_declared_wrongly(own_ops, answer, text):
@@ -369,7 +380,7 @@ def test_gradients_declared_wrongly(own_ops, answer, text):
 
     with pytest.raises(MithrilError) as caught:
         gradients(graph, ["y"], ["x0"])
-    assert "in the gradient of 'test.wrong'" in str(caught.value)
+    assert "the gradient of 'test.wrong'" in str(caught.value)
     if text != "is no dot product":
         assert text in str(caught.value) and "declared at" in str(caught.value)
 

@@ -305,8 +305,9 @@ def test_invalid_inputs_are_rejected():
         verify(Graph((Input(x, "weight"),), (), as_results(x)))
     with pytest.raises(VerificationError, match="constants, and only they, have data"):
         verify(Graph((Input(x, "constant"),), (), as_results(x)))
-    with pytest.raises(VerificationError, match=r"holds float64\[3\], but its type is f32\[2\]"):
-        verify(Graph((Input(x, "constant", np.zeros(3)),), (), as_results(x)))
+    for data, shown in ((np.zeros(2), r"float64\[2\]"), (np.zeros(3, np.float32), r"float32\[3\]")):
+        with pytest.raises(VerificationError, match=rf"holds {shown}, but its type is f32\[2\]"):
+            verify(Graph((Input(x, "constant", data),), (), as_results(x)))
     with pytest.raises(VerificationError, match="two inputs are named 'x'"):
         verify(Graph((Input(x), Input(Value("x", x.type))), (), as_results(x)))
 
@@ -364,7 +365,10 @@ def test_nodes_are_inserted_before_others():
     editor = graph.edit()
     node = graph.nodes[1]
     with editor.before(node) as b:
-        new = exp(node.operands[0]) * b.constant(np.ones(4, np.float32))
+        ones = b.constant(np.ones(4, np.float32))
+        new = exp(node.operands[0]) * ones
+    assert editor.data_of(ones).tolist() == [1, 1, 1, 1]
+    assert len(editor.freeze().nodes) == 6  # an insertion is a change
     editor.replace_value(node.result, new)
     editor.erase_dead(node)
     result = verify(editor.freeze())
@@ -398,11 +402,27 @@ def test_dead_chain_is_erased():
     assert [n.op.name for n in editor.freeze().nodes] == ["relu"]
 
 
+def test_a_node_erased_ahead_is_not_visited():
+    with Builder() as b:
+        x = b.input("x", (2,))
+        exp(x), neg(x)
+        y = relu(x)
+    graph = b.build({"y": y})
+    editor = graph.edit()
+    visited = []
+    for node in editor.nodes():
+        visited.append(node.op.name)
+        if node.op is exp:
+            editor.erase(graph.nodes[1])
+    assert visited == ["exp", "relu"]
+
+
 def test_use_counts_follow_edits():
     graph = small()
     editor = graph.edit()
     value = graph.nodes[0].result
     assert (editor.use_count(value), editor.is_output(value)) == (1, False)
+    assert editor.users(value) == [graph.nodes[1]]
     editor.replace_value(graph.outputs[0], value)
     assert (editor.use_count(value), editor.is_output(value)) == (2, True)
 

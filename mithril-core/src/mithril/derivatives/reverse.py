@@ -224,7 +224,6 @@ class Reverse:
             # A tree has the depth log n: the sum of many readers is more exact than a chain, and its
             # additions are independent.
             parts = [add(*parts[k : k + 2]) if k + 1 < len(parts) else parts[k] for k in range(0, len(parts), 2)]
-        self.cotangents[value] = parts
         if parts[0] not in self.graph_values:
             self.graph_values.add(parts[0])
             parts[0].name = self.builder.unique(result_name("gradient", value.name))

@@ -121,16 +121,16 @@ class Snapshot:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._parts = [getattr(graph, name) for name in PARTS]
+        self._parts = {name: getattr(graph, name) for name in PARTS}
         self._nodes = [_content(node) for node, _ in iterate(graph)]
 
     def difference(self) -> str | None:
         """Return where the graph differs from this snapshot, or None if it does not."""
-        for name, part in zip(PARTS, self._parts, strict=True):
+        for name, part in self._parts.items():
             if getattr(self.graph, name) is not part:
                 return f"the {name.replace('_', ' ')} of the graph were replaced"
         for (node, _), (fields, types, attributes) in zip(iterate(self.graph), self._nodes, strict=False):
-            for name, value in zip(FIELDS, fields, strict=True):
+            for name, value in fields.items():
                 if getattr(node, name) is not value:
                     return f"{name} of {node!r}"
             if not all(map(is_, types, (v.type for v in node.results))):
@@ -140,9 +140,6 @@ class Snapshot:
         return None
 
 
-def _content(node: Node) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
-    return (
-        (node.op, node.operands, node.results, node.regions),
-        tuple(v.type for v in node.results),
-        dict(node.attributes),
-    )
+def _content(node: Node) -> tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]:
+    fields = {name: getattr(node, name) for name in FIELDS}
+    return fields, tuple(v.type for v in node.results), dict(node.attributes)
