@@ -353,6 +353,7 @@ def test_a_rule_is_a_pass():
     from mithril.passes import as_pass
 
     assert as_pass(SILU).name == "silu" and not as_pass(SILU).exact
+    assert repr(SILU) == "<rule silu>"
 
 
 def chain(n):

@@ -42,6 +42,10 @@ def test_arrays_tuple_and_drop_last():
     assert batches[2][1].tolist() == [12.0, 14.0, 16.0]
 
 
+def test_a_batch_that_cannot_be_divided_goes_to_every_process():
+    assert [b.tolist() for b in DataLoader(np.arange(10), batch_size=4, rank=1, world=4)] == [[1], [5], [8, 9]]
+
+
 def test_iterables_and_generator_functions():
     assert [b.tolist() for b in DataLoader(iter(range(5)), batch_size=2)] == [[0, 1], [2, 3], [4]]
 
@@ -49,6 +53,7 @@ def test_iterables_and_generator_functions():
         yield from ((k, k + 1) for k in range(4))
 
     loader = DataLoader(stream, batch_size=2, num_workers=2)
+    assert repr(loader) == "<DataLoader: ? batches of 2>"
     assert [b[1].tolist() for b in loader] == [[1, 2], [3, 4]]
     assert [b[1].tolist() for b in loader] == [[1, 2], [3, 4]], "a generator function can be read again"
 
@@ -73,14 +78,17 @@ def test_resume_in_the_middle_of_an_epoch(shuffle):
     assert seen == expected
 
 
-def test_a_look_at_the_first_batch_takes_nothing_away():
-    loader = DataLoader(Squares(10), batch_size=4)
-    next(iter(loader))
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_look_at_the_first_batch_takes_nothing_away(workers):
+    loader = DataLoader(Squares(10), batch_size=4, num_workers=workers)
+    for _ in range(2):  # batches read ahead for the first look are forgotten
+        next(iter(loader))
     assert loader.state_dict()["samples"] == 4
     assert len(list(loader)) == 3
     loader.load_state_dict({**loader.state_dict(), "samples": 8})
     assert len(list(loader.evaluation_batches())) == 3, "all of the epoch, and the place stays"
     assert len(list(loader)) == 1
+    assert loader.state_dict()["samples"] == 0
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
