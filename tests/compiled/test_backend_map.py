@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril import plugins
-from mithril.models import Dropout, Linear, Model, Relu
+from mithril import ops, plugins
+from mithril.models import Dropout, Layer, Linear, Model, Relu, Tanh
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
 ONES = {"output": np.ones((4, 3), np.float32)}
@@ -101,6 +101,22 @@ def test_state_and_randomness_cross_the_border():
         for name in sa:
             np.testing.assert_array_equal(sa[name], sb[name])
         state = sa
+
+
+class Positions(Layer):
+    """Numbers of the rows, from their count alone."""
+
+    def build(self, x):
+        return ops.iota(shape=(x.shape[0], 1), dtype=ml.float32)
+
+
+def test_parts_know_sizes_of_values_that_they_do_not_read(backend):
+    positions = Positions().set_attribute("backend", "other")
+    x = ml.IOKey("x")
+    model = Model.create(inputs=x, output=positions(x) + Tanh()(x))
+    mixed = ml.compile(model, backend, shapes={"x": ["B", 6]}, backend_map={"other": ml.NumpyBackend()})
+    output = mixed.backend.to_numpy(mixed.evaluate({}, {"x": X})["output"])
+    np.testing.assert_allclose(output, np.arange(4.0)[:, None] + np.tanh(X), rtol=1e-6)
 
 
 def test_mistakes():

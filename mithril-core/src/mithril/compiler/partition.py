@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mithril.backend import Backend, Executable
-from mithril.graph import Graph, Input, Node, OptionError, Output, Value, unknown
+from mithril.graph import Dim, Graph, Input, Node, OptionError, Output, Value, iterate, symbols, unknown
 
 Build = Callable[[Graph, Backend], Executable]
 TAG = "backend"
@@ -71,6 +71,11 @@ def group_segments(graph: Graph, where: Mapping[Node, Backend]) -> list[tuple[Ba
     return out
 
 
+def _axes(value: Value) -> set[Any]:
+    """Return the symbols that are sizes of axes."""
+    return {size.symbol for size in value.shape if isinstance(size, Dim)}
+
+
 class Partitioned:
     """The executable of a graph on several backends; arguments and results are arrays of the default backend."""
 
@@ -107,6 +112,7 @@ class Partitioned:
         ]
         available = local_values | {n.result for n in scalars}
         outer = list(dict.fromkeys(v for n in run for v in n.operands if v is not None and v not in available))
+        outer += self._holders(outer, run)
         declarations = (self.graph.input_of.get(v) or Input(v) for v in outer)
         # Nothing is overwritten: other segments, or other results that are the same value, may need the old array.
         inputs = tuple(replace(i, tags={**i.tags, "donated": False}) for i in declarations)
@@ -120,6 +126,21 @@ class Partitioned:
         executable = build(graph, backend)
         operands = tuple((i.name, i.value) for i in inputs if i.role != "constant")
         return Segment(backend, executable, operands, tuple(zip(names, produced, strict=True)))
+
+    def _holders(self, outer: list[Value], run: list[Node]) -> list[Value]:
+        """Return arguments whose axes are the sizes that a segment needs and no value that it reads has."""
+        determined = {symbol for v in outer for symbol in _axes(v)}
+        nodes = [node for node, _ in iterate(Graph((), tuple(run), ()))]
+        needed = [size for node in nodes for v in node.results for size in v.shape]
+        for attribute in (x for node in nodes for x in node.attributes.values()):
+            needed += attribute if isinstance(attribute, tuple) else [attribute]
+        added = []
+        for symbol in symbols(*needed):
+            holder = next((i.value for i in self.graph.arguments if symbol in _axes(i.value)), None)
+            if symbol not in determined and holder is not None:
+                added.append(holder)
+                determined |= _axes(holder)
+        return added
 
     def __call__(self, params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
         values: dict[Value, Any] = {}
