@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mithril import ops
-from mithril.graph import ModelError, OperationError, Value
+from mithril.graph import ModelError, OperationError, Value, float32
 from mithril.models import (
     Add,
     Cast,
@@ -271,6 +271,14 @@ def test_one_connection_as_weight_of_two_layers():
     graph = graph_of(model, {"input": f32(2, 3)})
     assert [(i.name, i.tags["init"]) for i in graph.with_role("param")] == [("w", "ones")]
     assert flatten(model).inputs[0].name == "input"
+
+
+def test_inputs_have_the_dtype_that_a_model_inside_declares():
+    inner = Model()
+    inner |= Tanh()(input=IOKey("x", dtype="float32"), output="y")
+    model = Model()
+    model |= inner(x="input", y="output")
+    assert flatten(model).inputs[0].dtype is float32
 
 
 def test_a_shared_block_keeps_its_own_trainable_input():

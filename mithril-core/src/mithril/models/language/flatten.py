@@ -399,6 +399,8 @@ def _input_declarations(flat: FlatModel, top: _Frame) -> tuple[InputDecl, ...]:
             continue
         key = connection.key if connection.key is not None else IOKey(name)
         shape, dtype = key.shape_declared, key.dtype_declared
+        if dtype is None and slot in flat.declared:  # by the model inside that reads it
+            dtype = flat.declared[slot].dtype_declared
         if dtype is None and slot in readers:  # for example integers for an embedding
             call, terminal = readers[slot]
             expected = call.layer.expects(terminal)
