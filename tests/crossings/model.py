@@ -294,12 +294,7 @@ SOURCES = (
                 "loops of StableHLO have no bound",
                 "max_trips gradient",
                 network="lstm gru loop experts scan unread",
-                mode="gradient module",
-            ),
-            Known(
-                "a gradient of JAX's own through a loop without a bound raises JAX's error",
-                network="lstm gru loop experts scan unread",
-                mode="function",
+                mode="gradient module function",
             ),
             JSON_CODE,
         ),
@@ -571,7 +566,6 @@ OPTIONS = (
         elsewhere,
         (
             ONE_ENGINE,
-            Known("a part of a decoder does not know sizes that other parts compute", engine="ggml", mode="generate"),
             Excluded("its layers have other names, or none", source="onnx stablehlo"),
             Excluded("a transformed model has no layers", surgery="vmap derivative"),
         ),
@@ -666,7 +660,6 @@ MODE_LIMITS: dict[str, tuple[Limit, ...]] = {
         Refused("files of llama.cpp hold the layers of its families", "family", surgery="lora hook"),
     ),
     "adversarial": (
-        Known("a function of JAX that declares float32 is refused as a part", source="jax", precision="float16"),
         Excluded("each pass changes statistics", network="convolutions dropout branch"),
         Excluded("its outputs are tokens", network="decoder tied"),
         Excluded("a transformed model is no part of another one", surgery="vmap derivative"),

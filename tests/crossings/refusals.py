@@ -27,8 +27,9 @@ def lines(kind: type[Limit]) -> Iterator[str]:
 def page() -> str:
     tables = []
     for title, kind in (("Refused, by an error before any work", Refused), ("Known defects", Known)):
-        table = "\n".join(["| feature | with | reason |", "|---|---|---|", *lines(kind)])
-        tables.append(f"\n## {title}\n\n{table}\n")
+        if rows := [*lines(kind)]:
+            table = "\n".join(["| feature | with | reason |", "|---|---|---|", *rows])
+            tables.append(f"\n## {title}\n\n{table}\n")
     return HEAD + "".join(tables)
 
 

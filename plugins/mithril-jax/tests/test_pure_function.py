@@ -116,9 +116,25 @@ def test_jax_differentiates_bounded_loops():
 
 def test_a_loop_without_bound_has_no_gradient_by_jax():
     compiled = ml.compile(loop(7, None), "jax", shapes={"x": [4, 5]}, autodiff="native")
-    with pytest.raises(GradientError) as raised:
-        compiled.evaluate(compiled.randomize_params(0), {"x": rows()}, jnp.ones((4, 5)))
-    assert str(raised.value) == (
-        "JAX has no gradient of a 'while' without max_trips\n"
-        "hint: pass a bound: While(..., max_trips=...), while_loop(..., max_trips=...)"
-    )
+    params, x = compiled.randomize_params(0), jnp.asarray(rows())
+    function = compiled.to_function()
+
+    def total(p):
+        return function(p, {"x": x})["y"].sum()
+
+    for differentiate in (
+        lambda: compiled.evaluate(params, {"x": x}, jnp.ones((4, 5))),
+        lambda: jax.grad(total)(params),
+        lambda: jax.grad(jax.jit(total))(params),
+    ):
+        with pytest.raises(GradientError) as raised:
+            differentiate()
+        assert str(raised.value) == (
+            "JAX has no gradient of a 'while' without max_trips\n"
+            "hint: pass a bound: While(..., max_trips=...), while_loop(..., max_trips=...)"
+        )
+    bounded = ml.compile(loop(7, 4), "jax", shapes={"x": [4, 5]}).to_function()
+    expected = jax.jvp(lambda p: bounded(p, {"x": x})["y"].sum(), (params,), (params,))
+    np.testing.assert_allclose(jax.jvp(total, (params,), (params,)), expected, rtol=1e-5)
+    swapped = jax.vmap(lambda row: function(params, {"x": row})["y"])(jnp.stack([x, -x]))
+    np.testing.assert_allclose(swapped[0], function(params, {"x": x})["y"], rtol=1e-5)

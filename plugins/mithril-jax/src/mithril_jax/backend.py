@@ -33,7 +33,6 @@ from mithril.backend import (
 from mithril.graph import (
     BackendError,
     Decisions,
-    GradientError,
     Graph,
     Node,
     OptionError,
@@ -545,14 +544,6 @@ class Differentiated:
             return {name: results[name] for name in self.of}, results
 
         variables = {name: params[name] if name in params else inputs[name] for name in self.wrt}
-        try:
-            _, pull, results = jax.vjp(outputs, variables, has_aux=True)
-            (gradients,) = pull({name: inputs[cotangent_name(name)] for name in self.of})
-        except ValueError as error:
-            if "lax.while_loop" not in str(error):
-                raise
-            raise GradientError(
-                "JAX has no gradient of a 'while' without max_trips",
-                hint="pass a bound: While(..., max_trips=...), while_loop(..., max_trips=...)",
-            ) from None
+        _, pull, results = jax.vjp(outputs, variables, has_aux=True)
+        (gradients,) = pull({name: inputs[cotangent_name(name)] for name in self.of})
         return {**results, **{result_name("gradient", name): gradients[name] for name in self.wrt}}

@@ -347,8 +347,15 @@ def _while(call: Call) -> None:
 def with_differentiable_loops(base: Lowerings) -> Lowerings:
     """Extend the table by bounded loops as scans whose steps do nothing once the condition is false."""
     extended = base.extend()
+    extended.function("while")(_unbounded_while)
     extended.function("while", when=lambda node: node.attributes["max_trips"] is not None)(_bounded_while)
     return extended
+
+
+def _unbounded_while(call: Call) -> None:
+    _while(call)
+    mark = call.imported("mithril_jax.unbounded_loops:without_gradient", "without_gradient")
+    call.line(f"{_assigned(call.results)} = {mark}({', '.join(call.results)})")
 
 
 def _bounded_while(call: Call) -> None:

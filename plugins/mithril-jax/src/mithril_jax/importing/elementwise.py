@@ -184,7 +184,7 @@ def stop_gradient(x: Any, **_: Any) -> Any:
     return ops.stop_gradient(x)
 
 
-@row("copy", "copy_p", "optimization_barrier", "sharding_constraint", "name")
+@row("copy", "copy_p", "optimization_barrier", "sharding_constraint", "name", "unbounded_loop")
 def unchanged(*xs: Any, **_: Any) -> Any:
     return xs if len(xs) != 1 else xs[0]
 
