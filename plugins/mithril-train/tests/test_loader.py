@@ -43,7 +43,8 @@ def test_arrays_tuple_and_drop_last():
 
 
 def test_a_batch_that_cannot_be_divided_goes_to_every_process():
-    assert [b.tolist() for b in DataLoader(np.arange(10), batch_size=4, rank=1, world=4)] == [[1], [5], [8, 9]]
+    loader = DataLoader((np.arange(10),), batch_size=4, rank=1, world=4)
+    assert [x.tolist() for (x,) in loader] == [[1], [5], [8, 9]]
 
 
 def test_iterables_and_generator_functions():
