@@ -182,6 +182,44 @@ def test_timeout_names_the_plugin_in_a_thread(acme, capsys, monkeypatch):
     assert f"{PARTS['pass']} {OWNER} ran for" in errors[0]
 
 
+def test_plugin_that_runs_after_the_timeout_in_a_thread_is_named(acme, capsys):
+    """No alarm interrupts a thread; the user reads at the limit who holds it."""
+    texts = []
+
+    def is_reported():
+        texts.append(capsys.readouterr().err)
+        return "runs on" in "".join(texts)
+
+    def run():
+        with pytest.raises(ml.CompileTimeoutError):
+            compiled(acme, "pass", is_reported, timeout=0.3)
+
+    compiled(acme)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    (line,) = [line for line in "".join(texts).splitlines() if "runs on" in line]
+    assert line.startswith(f"mithril: {PARTS['pass']} {OWNER} runs on after timeout=0.3 (")
+    assert line.endswith("in work); set MITHRIL_DISABLE_PLUGINS=slow to leave it out")
+
+
+def test_interrupt_names_the_plugin(acme):
+    compiled(acme)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        compiled(acme, "pass", lambda: signal.raise_signal(signal.SIGINT))
+    assert caught.value.__notes__[0] == f"in {PARTS['pass']} {OWNER}"
+
+
+def test_interrupt_names_the_plugin_that_is_imported(acme, tmp_path):
+    (tmp_path / "acme_slow.py").write_text("raise KeyboardInterrupt")
+    sys.modules.pop("acme_slow")
+    plugins.reload()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        plugins.all()
+    assert caught.value.__notes__ == [f"in 'import' {OWNER}; set MITHRIL_DISABLE_PLUGINS=slow to leave it out"]
+    sys.modules["acme_slow"] = acme
+
+
 def test_fast_plugins_are_not_named(acme, capsys):
     compiled(acme, plugin_patience=5)
     assert capsys.readouterr().err == ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from types import FrameType
+import traceback
+from types import FrameType, TracebackType
 
 from mithril.compiler.plugin_watch import PluginWatch
 from mithril.graph import CompileTimeoutError
@@ -34,9 +35,13 @@ class Deadline:
                 self._alarm(self.seconds)
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         self.depth -= 1
         if self.depth == 0:
+            if isinstance(error, KeyboardInterrupt) and trace is not None:
+                *_, (frame, _) = traceback.walk_tb(trace)
+                for fact in self.watch.describe(frame):
+                    error.add_note(fact)
             if self.seconds is not None:
                 self._alarm(0)
             self.watch.stop()

@@ -76,6 +76,7 @@ class PluginWatch:
 
     def __init__(self, limit: float | None, timeout: float | None = None) -> None:
         self.limit = limit
+        self.timeout = timeout
         self.interval = min((s for s in (limit, timeout) if s is not None), default=0.0) / SAMPLES
         self.seconds: dict[str, float] = {}  # by activity, its longest run
         self._stop: threading.Event | None = None
@@ -107,6 +108,7 @@ class PluginWatch:
 
     def _run(self, thread: int, root: FrameType, stop: threading.Event) -> None:
         entry, since, reported = None, 0.0, set()
+        end = time.monotonic() + self.timeout if self.timeout is not None else float("inf")
         while not stop.wait(self.interval):
             current = activity(sys._current_frames().get(thread), root, self._owners)
             if current is None or current.entry is not entry:
@@ -115,7 +117,14 @@ class PluginWatch:
             elapsed = time.monotonic() - since
             name = str(current)
             self.seconds[name] = max(elapsed, self.seconds.get(name, 0.0))
-            if self.limit is not None and elapsed >= self.limit and name not in reported:
+            is_slow, is_late = self.limit is not None and elapsed >= self.limit, time.monotonic() > end
+            if (is_slow or is_late) and name not in reported:
                 reported.add(name)
-                text = f"mithril: {name} takes longer than {self.limit:g} seconds ({current.place})"
-                print(f"{text}; {current.plugin.disable_hint()}", file=sys.stderr, flush=True)
+                # An alarm interrupts the main thread only, and not a plugin that catches every exception.
+                fault = (
+                    f"runs on after timeout={self.timeout:g}"
+                    if is_late
+                    else f"takes longer than {self.limit:g} seconds"
+                )
+                text = f"mithril: {name} {fault} ({current.place}); {current.plugin.disable_hint()}"
+                print(text, file=sys.stderr, flush=True)

@@ -323,6 +323,11 @@ def named_if_slow(doing: str) -> Iterator[Callable[[Plugin], None]]:
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield lambda plugin: turns.append((plugin, time.monotonic()))
+    except KeyboardInterrupt as error:
+        if turns:
+            plugin = turns[-1][0]
+            error.add_note(f"in '{doing}' of plugin '{plugin.name}' of {plugin.origin}; {plugin.disable_hint()}")
+        raise
     finally:
         is_over.set()
 
