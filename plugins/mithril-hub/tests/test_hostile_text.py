@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -101,6 +102,24 @@ def test_a_vocabulary_that_repeats_a_token(tmp_path):
 def test_damaged_tokenizers(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ml.InputError, match=r"tokenizer\.json"):
+        ml.Tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("length", "message"), [(4096, None), (4097, "limit 'piece'"), (1 << 20, "1,048,576 characters")]
+)
+def test_long_pieces(tmp_path, length, message):
+    """The library frees a model of pieces by recursion: one of a million characters ended the process."""
+    model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a" * length, -1.0]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}))
+    with nullcontext() if message is None else pytest.raises(ml.InputError, match=message):
+        assert len(ml.Tokenizer(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("vocabulary", [5, [5], [[]], [[5, 0]], {"a": 1}])
+def test_damaged_pieces(tmp_path, vocabulary):
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "Unigram", "vocab": vocabulary}}))
+    with pytest.raises(ml.InputError, match="is not a readable tokenizer"):
         ml.Tokenizer(tmp_path)
 
 

@@ -28,6 +28,7 @@ class Limits:
     growth: int = 4  # bytes of memory per byte of the file
     room: int = 64 << 20  # bytes of memory on top of that
     steps: int = 1_000_000  # of a chat template
+    piece: int = 4096  # characters of a piece of a tokenizer
 
 
 DEFAULT = Limits()
@@ -39,7 +40,7 @@ def reader_limits(*unnamed: object, **limits: int) -> AbstractContextManager[Non
 
     ``with ml.reader_limits(room=8 << 30): ml.open_weights(path)``. The limits are ``terms`` and ``factors`` of sizes,
     ``depth`` of nesting, ``nodes`` of expanded functions, ``growth`` and ``room`` of memory (a file of n bytes may need
-    growth * n + room), and ``steps`` of chat templates.
+    growth * n + room), ``steps`` of chat templates, and characters of a ``piece`` of a tokenizer.
     """
     names = [f.name for f in fields(Limits)]
     facts = [f"accepted: integers for {', '.join(names)}"]

@@ -18,7 +18,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mithril.backend import checked
-from mithril.graph import InputError, UnsupportedError, check_limit, limit
+from mithril.graph import InputError, UnsupportedError, check_limit, limit, parsed_json
 from mithril.system import files
 from mithril_gguf.vocabulary import PREFIX, TEMPLATE, read_entries, tokenizer_json
 from mithril_hub.checkpoint.folder import locate, read_json, read_text
@@ -214,6 +214,17 @@ def _now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
+def _check_pieces(content: str, file: str) -> None:
+    """Refuse long pieces: the library frees a Unigram model by a recursion per byte, which overflows the stack."""
+    if '"Unigram"' not in content:
+        return
+    model = parsed_json(content, file)
+    entries = model["model"].get("vocab") if isinstance(model, dict) and isinstance(model.get("model"), dict) else None
+    pieces = [e[0] for e in entries if isinstance(e, list) and e] if isinstance(entries, list) else []
+    longest = max((len(piece) for piece in pieces if isinstance(piece, str)), default=0)
+    check_limit("piece", longest, f"a piece of the tokenizer {file} has {longest:,} characters")
+
+
 class Tokenizer:
     """Text to tokens and back, as ``tokenizer.json`` of a folder or repository, or a GGUF file, defines it."""
 
@@ -239,6 +250,7 @@ class Tokenizer:
                 )
             content = read_text(self.folder, "tokenizer.json")
             self.settings = _optional(self.folder, "tokenizer_config.json")
+        _check_pieces(content, f"'{path}'")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content)
         except BaseException as error:  # the library raises plain exceptions, and a panic of Rust is a BaseException
