@@ -7,7 +7,7 @@ import mithril_cbackend
 
 ROOT = Path(mithril_cbackend.__file__).parent
 LAYERS = (
-    {"c_names", "cpu_info", "toolchains", "lowering.packings"},
+    {"c_names", "cpu_info", "instructions", "toolchains", "lowering.packings"},
     {"compile_target", "module_loader"},
     {"tir", "lowering.int8x4"},
     {"lowering.element"},

@@ -137,12 +137,13 @@ def reads_rows(node: Node, operand: int) -> str | None:
     inputs = iter([i.value for i in graph.inputs if i.data is None])
     value = [None if v is None else next(inputs) for v in node.operands][operand]
     is_transposed = False
-    while value is not None and value not in graph.outputs:
+    while value is not None and not any(v is value for v in graph.outputs):
         readers = graph.users.get(value, ())
-        if len(readers) != 1 or readers[0].operands.count(value) != 1:
+        places = [k for k, v in enumerate(readers[0].operands) if v is value] if len(readers) == 1 else []
+        if len(places) != 1:
             return None
         if not is_matrix_transpose(readers[0]):
-            answer = reads_rows(readers[0], readers[0].operands.index(value))
+            answer = reads_rows(readers[0], places[0])
             return {"rows": "columns", "columns": "rows"}.get(answer or "") if is_transposed else answer
         value, is_transposed = readers[0].result, not is_transposed
     return None

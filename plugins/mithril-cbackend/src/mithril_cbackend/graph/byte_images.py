@@ -15,6 +15,7 @@ import numpy as np
 from mithril import ops
 from mithril.graph import Builder, Editor, Graph, Node, Value, bfloat16, float32, int32, uint8
 from mithril_cbackend.graph.byte_pools import CHANNELS_FIRST, CHANNELS_LAST, shuffle, shuffled
+from mithril_cbackend.instructions import BYTES, PAIRS, PORTABLE
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of, typical
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.vectorization import is_plain
@@ -27,7 +28,6 @@ from mithril_cbackend.lowering.int8x4.byte_operations import (
 from mithril_cbackend.lowering.int8x4.llvm_tiles import Instructions
 from mithril_cbackend.lowering.matmul import int8x4_products
 from mithril_cbackend.lowering.rows import reductions
-from mithril_cbackend.tir.instructions import BYTES, PAIRS, PORTABLE
 
 # Multiplications of a convolution from which its image is packed. No measurement of the limit is recorded.
 MIN_PRODUCTS = 1 << 13

@@ -91,11 +91,16 @@ class QuantizedWeight:
     axis: int
 
 
+def _places(node: Node, value: Value) -> list[int]:
+    """Return where a node reads a value: ``==`` of values is an operation in the graph that is built here."""
+    return [k for k, v in enumerate(node.operands) if v is value]
+
+
 def matmul_role(node: Node, value: Value | None) -> str | None:
     """Return whether a matmul uses the matrix by "rows" or by "columns", or None if it does neither."""
-    if value is None or len(value.shape) != 2 or node.operands.count(value) != 1:
+    if value is None or len(value.shape) != 2 or len(places := _places(node, value)) != 1:
         return None
-    k = node.operands.index(value)
+    (k,) = places
     return reads_rows(node, k) if is_product(node) and linear_in(node, k) else None
 
 
@@ -113,7 +118,7 @@ def scaled_axes(graph: Graph, value: Value) -> set[int]:
 def outer_axis(node: Node, value: Value) -> int:
     """Return the axis of a matmul result that comes from the rows or columns of the weight."""
     axes = axes_of(node)
-    read = axes.operands[node.operands.index(value)]
+    read = axes.operands[_places(node, value)[0]]
     assert read is not None
     (factor,) = read[0 if matmul_role(node, value) == "rows" else 1]
     return next(axis for axis, factors in enumerate(axes.results[0]) if factor in factors)

@@ -15,10 +15,10 @@ import numpy as np
 from mithril import ops
 from mithril.graph import Editor, Graph, Node, Value, bfloat16
 from mithril_cbackend.graph import byte_images
+from mithril_cbackend.instructions import BYTES, PAIRS
 from mithril_cbackend.lowering.element.element_reader import is_uniform, operand, shape_of
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.element.vectorization import is_plain
-from mithril_cbackend.tir.instructions import BYTES, PAIRS
 
 LENGTH, WIDTH = 2, 3  # the axis of a signal, and where an image has it
 ROUNDINGS = (ops.quantize, ops.dequantize)

@@ -8,7 +8,7 @@ from typing import Any
 
 from mithril.graph import BackendError
 from mithril_cbackend.cpu_info import enable_tiles
-from mithril_cbackend.tir.instructions import SELECTED
+from mithril_cbackend.instructions import SELECTED
 from mithril_cbackend.tir.tvm_api import tirx, tvm
 
 

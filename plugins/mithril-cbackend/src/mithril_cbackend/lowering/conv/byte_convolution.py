@@ -16,6 +16,7 @@ import numpy as np
 
 from mithril.graph import TensorType, Value, int8, uint32
 from mithril_cbackend import tir as t
+from mithril_cbackend.instructions import BYTES, PAIRS
 from mithril_cbackend.lowering.conv import byte_copies
 from mithril_cbackend.lowering.conv.byte_plan import Plan, may_exceed
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
@@ -27,7 +28,6 @@ from mithril_cbackend.lowering.int8x4.byte_operations import INT8X4, conv_int8x4
 from mithril_cbackend.lowering.matmul import int8x4_products
 from mithril_cbackend.lowering.matmul.microkernel import count
 from mithril_cbackend.lowering.packings import Pack
-from mithril_cbackend.tir.instructions import BYTES, PAIRS
 
 PIXELS = [[0, 1, 2], [3]]  # axes that are one if nothing is broadcast along only some of them
 

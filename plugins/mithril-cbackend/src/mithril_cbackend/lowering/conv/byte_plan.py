@@ -12,11 +12,11 @@ from functools import cached_property
 from typing import Any
 
 from mithril.graph import Node, Size, uint32
+from mithril_cbackend.instructions import AMX, NATIVE
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
 from mithril_cbackend.lowering.int8x4.llvm_tiles import AMX_INT8X4, Instructions
 from mithril_cbackend.lowering.matmul import int8x4_products
 from mithril_cbackend.lowering.matmul.microkernel import count
-from mithril_cbackend.tir.instructions import AMX, NATIVE
 
 
 def may_exceed(size: Size, limit: Size) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from mithril_cbackend.instructions import PAIRS
 from mithril_cbackend.lowering.int8x4.llvm_tiles import ACCUMULATORS, Instructions
-from mithril_cbackend.tir.instructions import PAIRS
 
 # The instruction itself, because gcc spills the sums around the intrinsic functions.
 STEP_BYTES = """\

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mithril_cbackend.lowering.int8x4.llvm_tiles import ACCUMULATORS, Text
-from mithril_cbackend.tir.instructions import (
+from mithril_cbackend.instructions import (
     BLENDED,
     BYTES,
     NATIVE,
@@ -27,6 +26,7 @@ from mithril_cbackend.tir.instructions import (
     fastest,
     function,
 )
+from mithril_cbackend.lowering.int8x4.llvm_tiles import ACCUMULATORS, Text
 
 # One width on every machine, so that packed files and exported C need no tag of the CPU (decision
 # 0021).

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mithril.graph import DType, float32, int32
-from mithril_cbackend.tir.instructions import AMX, BYTES, NATIVE, PAIRS, PAIRWISE, PORTABLE, fastest, function
+from mithril_cbackend.instructions import AMX, BYTES, NATIVE, PAIRS, PAIRWISE, PORTABLE, fastest, function
 
 AMX_ROWS, AMX_INT8X4 = 16, 16  # of one AMX tile
 ACCUMULATORS = 8  # independent sums that hide the latency of an instruction

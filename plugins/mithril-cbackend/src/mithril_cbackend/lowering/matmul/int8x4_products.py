@@ -15,6 +15,7 @@ import numpy as np
 
 from mithril.graph import DType, Node, TensorType, Value, bfloat16, float32, int8, int32, uint8, uint32
 from mithril_cbackend import tir as t
+from mithril_cbackend.instructions import AMX, BYTES, PAIRS
 from mithril_cbackend.lowering.element.element_reader import Index, typical
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import KernelBuilder, Machine
@@ -26,7 +27,6 @@ from mithril_cbackend.lowering.matmul import gemv, int8x4_packing
 from mithril_cbackend.lowering.matmul.matmul_form import Product, StridedOperand, strided_operand
 from mithril_cbackend.lowering.matmul.microkernel import by_height, count, each_row, tiles_of_any_number
 from mithril_cbackend.lowering.packings import Packing
-from mithril_cbackend.tir.instructions import AMX, BYTES, PAIRS
 
 MIN_PRODUCTS = 1 << 12  # multiplications; packing is not worthwhile for less
 VECTORS = 2  # of a packed block
