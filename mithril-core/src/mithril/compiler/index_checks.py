@@ -181,7 +181,8 @@ def given_indices(graph: Graph) -> tuple[IndexInput, ...]:
         for lookup in lookups(node) if node.op.labels else ():
             value = lookup.indices
             while (producer := graph.producers.get(value)) is not None and is_unchanged(producer):
-                source = producer.operands[producer.results.index(value)]  # a barrier has one result per operand
+                place = next(k for k, r in enumerate(producer.results) if r is value)
+                source = producer.operands[place]  # a barrier has one result per operand
                 assert source is not None
                 value = source
             plain = lookup.component is None and isinstance(lookup.size, int)
