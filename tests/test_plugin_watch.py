@@ -206,7 +206,7 @@ def test_plugin_that_runs_after_the_timeout_in_a_thread_is_named(acme, capsys):
 def test_interrupt_names_the_plugin(acme):
     compiled(acme)
     with pytest.raises(KeyboardInterrupt) as caught:
-        compiled(acme, "pass", lambda: signal.raise_signal(signal.SIGINT))
+        compiled(acme, "pass", lambda: signal.default_int_handler(signal.SIGINT, None))  # the signal may be ignored
     assert caught.value.__notes__[0] == f"in {PARTS['pass']} {OWNER}"
 
 

@@ -190,7 +190,7 @@ SABOTAGES = {
         f"{PLAIN} network=decoder source=pretrained mode=generate",
     ),
     "hook lost in a file": (
-        around(writing, "require_no_wrappers", lambda original, model: None),
+        around(writing, "require_layers_of_settings", lambda original, model: None),
         f"{PLAIN} network=decoder source=pretrained surgery=hook mode=to_llama",
     ),
     "calibrated 8 bits coarse": (output(lambda y: y * 0.5), f"{PLAIN} precision=int8"),

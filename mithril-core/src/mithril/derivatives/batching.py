@@ -297,7 +297,7 @@ def no_rule(op: Op) -> OperationError:
 
 def _mark(builder: Builder, result: Value, marks: Mapping[str, Any]) -> None:
     """Tag the node that gives a result."""
-    k = next(k for k in reversed(range(len(builder.nodes))) if result in builder.nodes[k].results)
+    k = next(k for k in reversed(range(len(builder.nodes))) if any(result is v for v in builder.nodes[k].results))
     builder.nodes[k] = builder.nodes[k].replaced(tags={**builder.nodes[k].tags, **marks})
 
 
