@@ -171,7 +171,7 @@ def test_lookups():
 
 
 def test_tensors_compare_by_element_while_a_graph_is_built():
-    """A comparison that were False would select the wrong branch of where() in silence."""
+    """Select by the comparison: one that were False would select the other branch of where() in silence."""
 
     def body(x):
         return where(x == 0.0, 5.0, where(x != 1.0, x * 2.0, 7.0)), equal(1.0 == x, np.array([1.0]) == x)

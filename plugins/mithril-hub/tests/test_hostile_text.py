@@ -109,7 +109,7 @@ def test_damaged_tokenizers(tmp_path, content):
     ("length", "message"), [(4096, None), (4097, "limit 'piece'"), (1 << 20, "1,048,576 characters")]
 )
 def test_long_pieces(tmp_path, length, message):
-    """The library frees a model of pieces by recursion: one of a million characters ended the process."""
+    """Refuse pieces whose model the library frees by a deep recursion: one of a million ended the process."""
     model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a" * length, -1.0]]}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}))
     with nullcontext() if message is None else pytest.raises(ml.InputError, match=message):

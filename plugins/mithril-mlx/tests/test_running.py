@@ -87,7 +87,7 @@ def test_products_are_right(dtype):
 @pytest.mark.parametrize(("m", "n"), [(1, 7), (7, 1), (1, 1)])
 @pytest.mark.parametrize("swapped", [(), (0,), (1,), (0, 1)])
 def test_products_of_one_row_or_column_are_right(dtype, m, n, swapped):
-    """A row, a column and sums are also read from within larger arrays and in the other order."""
+    """Check that a row, a column and sums are also read from within larger arrays and in the other order."""
     a, b, c = (random(*shape, seed=k).astype(dtype) for k, shape in enumerate([(m, 5), (5, n), (m, n)]))
     with mx.stream(mx.cpu):
         padded = mx.array(np.pad(a, ((2, 1), (1, 3))))[2 : 2 + m, 1:6]

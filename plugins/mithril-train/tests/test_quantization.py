@@ -81,7 +81,7 @@ def test_ggml_int8_shows_the_accuracy_of_training(usable):
 
 
 def test_gradients_pass_where_the_nearest_integer_is_in_range():
-    """The scale of a block, in 16 bits, may be a little below its largest magnitude / 127: that number is trained."""
+    """Train the largest number of a block, whose scale of 16 bits may be a little below its magnitude / 127."""
     x = ml.IOKey("x")
     model = ml.models.Model.create(inputs=x, y=ml.ops.fake_quantize(x, 1.0))
     compiled = ml.compile(model, "numpy", shapes={"x": [5]}, trainable=["x"])
