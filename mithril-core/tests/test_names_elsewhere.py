@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -89,7 +91,8 @@ def test_the_expressions_for_operations_of_others_compute():
     x = np.array([[0.5, 0.25, 0.75], [0.1, 0.9, 0.3]])
     names = {"ops": ops, "np": np, "ml": ml, "x": x, "y": x + 0.5, "p": x, "mask": x > 0.5, "value": 0.2, "axis": -1}
     names |= {"n": 3, "indices": np.array([2, 0]), "start": 0, "stop": 2, "shape": (2, 2, 3), "values": [1.0, 2.0]}
-    names |= {"key": np.array([0, 1], np.uint32), "a": x, "b": np.eye(3)}
+    layer = SimpleNamespace(key=lambda: np.array([0, 1], np.uint32))
+    names |= {"self": layer, "key": layer.key(), "a": x, "b": np.eye(3)}
     names |= {"v": np.ones(3), "updates": x}
     computed = 0
     for words, text in EXPRESSIONS.items():

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mithril.graph.errors import DTypeError, MithrilError, ModelError, ShapeError
+from mithril import ops
+from mithril.graph.errors import DTypeError, MithrilError, ModelError, OperationError, ShapeError
 from mithril.models import (
     LSTM,
     Add,
@@ -304,6 +305,22 @@ def test_values_are_symbolic(body, text):
     with pytest.raises((TypeError, AttributeError)) as caught:
         graph_of(layer_of(body), {"input": f32(4, 5, 3)})
     assert text in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (lambda x: ops.normal(shape=x.shape), "missing: key"),
+        (lambda x: ops.normal(x.shape), "needs the attribute 'shape' (Shape)\n  arguments: key, shape, dtype"),
+        (lambda x: ops.normal(x.shape, x.shape), "a random key"),
+        (lambda x: ops.dropout(x, p=0.5), "missing: key"),
+    ],
+)
+def test_random_operations_without_a_key(body, text):
+    with pytest.raises(OperationError) as caught:
+        graph_of(layer_of(body), {"input": f32(4, 5, 3)})
+    assert text in str(caught.value)
+    assert "hint: a random key is self.key() in a layer, step.key() in train_step" in str(caught.value)
 
 
 def test_layers_of_a_sequence_have_their_names():

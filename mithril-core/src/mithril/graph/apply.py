@@ -10,7 +10,7 @@ import numpy as np
 from mithril.graph.builder import Builder
 from mithril.graph.core import Graph, Op, Value, types_of
 from mithril.graph.current_builder import computing, is_building
-from mithril.graph.declaration import SCALARS
+from mithril.graph.declaration import RANDOM_KEY, SCALARS
 from mithril.graph.dims import TensorType
 from mithril.graph.dtypes import DType, dtype as as_dtype, scalar_dtype
 from mithril.graph.errors import MithrilError, OperationError
@@ -73,10 +73,11 @@ def _checked_operands(op: Op, operands: Sequence[Any]) -> list[Any]:
         if kind in "OSUMm":
             parts = operand if isinstance(operand, (list, tuple)) else ()
             is_joined = any(isinstance(x, Value) or hasattr(x, "__mithril_apply__") for x in parts)
+            hint = "ops.stack and ops.concat join values: ops.concat([x, y], axis=1)" if is_joined else ""
             raise OperationError(
                 f"operation '{op.name}': operand '{op.operand_name(k)}' cannot be a {type(operand).__name__}",
                 facts=[f"got {operand!r:.200}", "accepted: values, NumPy arrays, Python numbers, rows of equal length"],
-                hint="" if not is_joined else "ops.stack and ops.concat join values: ops.concat([x, y], axis=1)",
+                hint=RANDOM_KEY if op.operand_name(k) == "key" else hint,
             )
     return slots
 

@@ -19,6 +19,8 @@ ShapeRule = Callable[..., Any]
 DTypeRule = Callable[[Sequence[DType | None], Mapping[str, Any]], Any]
 NOTHING = Parameter.empty
 SCALARS = (bool, int, float)  # without NumPy's scalars, which have a dtype
+# Other frameworks draw from a hidden generator, so users leave the key out; "key" means nothing else in an operation.
+RANDOM_KEY = "a random key is self.key() in a layer, step.key() in train_step, a row of ops.split_key(key) elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ class Declaration:
             raise OperationError(
                 f"operation '{self.name}' takes {len(self.operands)} operands, got {len(operands)}",
                 facts=[f"operands: {', '.join(self.operands)}", f"missing: {', '.join(missing)}" if missing else ""],
+                hint=RANDOM_KEY if "key" in missing else "",
             )
         return slots
 
@@ -181,7 +184,11 @@ class Declaration:
                         raise attribute_error(self.name, name, value, declared.annotation, cause) from None
                 out[name] = value
             elif declared.default is NOTHING:
-                raise OperationError(f"operation '{self.name}' needs the attribute '{name}' ({declared.annotation})")
+                raise OperationError(
+                    f"operation '{self.name}' needs the attribute '{name}' ({declared.annotation})",
+                    facts=[f"arguments: {', '.join([*self.operands, *self.attributes])}"],
+                    hint=RANDOM_KEY if "key" in self.operands else "",
+                )
             else:
                 out[name] = declared.default
         return out

@@ -27,6 +27,7 @@ from mithril.graph import (
     sample,
     uint32,
 )
+from mithril.graph.declaration import RANDOM_KEY
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import scan
 from mithril.ops.elementwise import CENTRAL, TAIL, erfinv, less, log, maximum, mod, shift_right, sqrt, where
@@ -67,12 +68,12 @@ def counters(n: int) -> tuple[Array, Array]:
 def _check_key(key: Shape) -> None:
     expect_rank("key", key, 1)
     if key[0] != 2:
-        raise ShapeError(f"a random key has 2 words, got {key[0]}", hint="create keys with split_key or fold_in")
+        raise ShapeError(f"a random key has 2 words, got {key[0]}", hint=RANDOM_KEY)
 
 
 def _key_dtype(dtypes: Any, _: Any) -> DType:
     if dtypes[0] is not uint32:
-        raise OperationError(f"a random key must be uint32, got {dtypes[0]}")
+        raise OperationError(f"a random key must be uint32, got {dtypes[0]}", hint=RANDOM_KEY)
     return uint32
 
 
