@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
 import mithril as ml
+from mithril.plugins import backend_class
 from mithril.models import Linear, Model, Relu
 
 X = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
@@ -41,6 +45,42 @@ def test_float32_arrays_are_rounded(backend, precision):
     compiled.bind(params)
     np.testing.assert_allclose(to_numpy(compiled({"input": X})["output"]).astype("f4"), expected["output"], atol=0.05)
     assert "converted to " + precision in str(compiled.decisions)
+
+
+SETTINGS = {
+    "numpy": {"device": "cpu"},
+    "torch": {"device": "cpu", "enable_amp": False},
+    "jax": {"device": "cpu", "num_threads": 2},
+    "mlx": {"device": "cpu"},
+    "c": {"num_threads": 2, "scheduler": "own"},
+    "ggml": {"quantize": "q8_0", "num_threads": 2},
+}
+
+
+@pytest.mark.parametrize("backend", SETTINGS)
+def test_settings_of_a_backend_survive_copies(backend):
+    """Copies are taken for another precision, by ``copy`` and ``pickle``, and for processes of other frameworks."""
+    original = backend_class(backend)(**SETTINGS[backend])
+    for restored in (copy.copy(original), copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
+        assert restored.identity() == original.identity()
+        compiled = ml.compile(Linear(8), restored, shapes={"input": [4, 16]}, inference=True)
+        assert compiled.bind(compiled.randomize_params(seed=0))({"input": X})["output"].shape == (4, 8)
+    half = original.with_precision("bfloat16")
+    assert (half.precision, half.dtype.name, original.precision) == ("bfloat16", "bfloat16", None)
+    computing = ("precision", "dtype")
+    unchanged = [pair for pair in original.identity()[1:] if pair[0] not in computing]
+    assert [pair for pair in half.identity()[1:] if pair[0] not in computing] == unchanged
+    assert pickle.loads(pickle.dumps(half)).identity() == half.identity()
+
+
+def test_a_precision_keeps_the_settings_of_third_parties():
+    class Tuned(backend_class("numpy")):
+        def __init__(self, tiles):
+            super().__init__()
+            self.tiles = tiles
+
+    compiled = ml.compile(Linear(8), Tuned(4), shapes={"input": [4, 16]}, precision="bfloat16")
+    assert (compiled.backend.tiles, compiled.backend.precision) == (4, "bfloat16")
 
 
 def test_a_declared_dtype_that_cancels_the_precision_is_recorded():

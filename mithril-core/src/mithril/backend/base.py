@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -39,6 +41,8 @@ from mithril.ops import scan_op
 
 if TYPE_CHECKING:
     from mithril.backend.plugin_lowering import PluginLowering
+
+T = TypeVar("T")
 
 
 class LazyGraph:
@@ -95,7 +99,17 @@ class ExactSizesRequired(UnsupportedError):
     """Raised by ``build`` for a graph of symbolic sizes that the backend runs only as one program for each size."""
 
 
-class Backend(metaclass=CheckedType):
+class BackendType(CheckedType):
+    """Metaclass of backends: an instance remembers the arguments of its constructor."""
+
+    def __call__(cls: type[T], *args: Any, **options: Any) -> T:
+        backend = CheckedType.__call__(cls, *args, **options)
+        # A constructor can return the backend of another class, which has been called with other arguments.
+        vars(backend).setdefault("_arguments", (args, options))
+        return backend
+
+
+class Backend(metaclass=BackendType):
     """Base class of all backends. ``dtype`` is the dtype of parameters, ``precision`` the compute dtype."""
 
     name: ClassVar[str] = ""
@@ -104,6 +118,7 @@ class Backend(metaclass=CheckedType):
     passes: tuple[str, ...] = ()  # passes to run in addition to those of the level and of options
     embedded_copies: ClassVar[float] = 1.0  # copies of the weights that a program with embedded ones holds
     unforkable: ClassVar[str] = ""  # its framework, if that does not survive a fork
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]  # of the constructor
 
     def __init__(self, *, device: str | None = None, dtype: Any = None, precision: str | None = None) -> None:
         self.check_fork()
@@ -133,9 +148,22 @@ class Backend(metaclass=CheckedType):
             raise BackendError(message, facts=facts, hint=hint)
         return device
 
-    def with_precision(self, precision: str) -> Backend:
-        """Return this backend with another compute precision."""
-        return type(self)(device=self.device, precision=precision)
+    def with_precision(self, precision: str) -> Self:
+        """Return a copy of this backend, with all of its settings, that computes in another precision."""
+        backend = copy(self)
+        backend.precision, backend.dtype = precision, as_dtype(precision)
+        backend.require(backend.dtype)
+        return backend
+
+    def __copy__(self) -> Self:
+        backend = object.__new__(type(self))
+        vars(backend).update(vars(self))
+        return backend
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the arguments of the constructor: devices, meshes and stores of a framework belong to one process."""
+        args, options = self._arguments
+        return partial(type(self), *args, **options), (), {"precision": self.precision, "dtype": self.dtype}
 
     @classmethod
     def names(cls) -> frozenset[str]:

@@ -138,7 +138,9 @@ EXPRESSIONS = {
     "identity": "ops.eye(n)",
     "median": "ops.sort(x, -1)[:, x.shape[-1] // 2]",
     "cdist pairwise_distance": "ops.sqrt(ops.sum(ops.square(x[:, None] - y[None]), -1))",
-    "multinomial categorical gumbel_softmax choice": "ops.argmax(x - ops.log(-ops.log(ops.uniform(self.key(), x.shape))), -1)",
+    "multinomial categorical gumbel_softmax choice": (
+        "ops.argmax(x - ops.log(-ops.log(ops.uniform(self.key(), x.shape))), -1)"
+    ),
     "exponential": "-ops.log1p(-ops.uniform(self.key(), (n,)))",
     "randperm permutation shuffle": "ops.argsort(ops.uniform(self.key(), (n,)))",
     "truncated_normal": 'self.param(name, shape, "trunc_normal"), or ops.clip(ops.normal(self.key(), shape), -2, 2)',

@@ -89,15 +89,6 @@ class CBackend(Backend):
             raise BackendError(message, facts=facts, hint=hint)
         return super()._device(device)
 
-    def with_precision(self, precision: str) -> CBackend:
-        return type(self)(
-            device=self.device,
-            precision=precision,
-            schedules=self.schedules,
-            num_threads=self.num_threads,
-            scheduler=self.scheduler,
-        )
-
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         from mithril_cbackend.graph import fusion, integer_products
 

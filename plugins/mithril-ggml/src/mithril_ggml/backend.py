@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -55,10 +55,11 @@ class GGMLBackend(Backend):
         self._store = Store()
         self.mem_size = _bytes(mem_size)
         self.num_threads = _threads(num_threads)
-        self._user_settings = {"quantize": quantize, "mem_size": mem_size, "num_threads": num_threads}
 
-    def with_precision(self, precision: str) -> GGMLBackend:
-        return type(self)(self.device, precision=precision, **self._user_settings)  # type: ignore[arg-type]
+    def with_precision(self, precision: str) -> Self:
+        backend = super().with_precision(precision)
+        backend._store = Store()  # weights are packed for one precision
+        return backend
 
     @property
     def store(self) -> Store:

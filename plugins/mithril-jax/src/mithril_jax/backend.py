@@ -157,11 +157,6 @@ class JaxBackend(SourceBackend):
             )
         return mesh_execution.make(PLATFORMS.get(platform), sizes)
 
-    def with_precision(self, precision: str) -> JaxBackend:
-        backend = copy.copy(self)
-        backend.precision, backend.dtype = precision, as_dtype(precision)
-        return backend
-
     def _find(self, device: str) -> Any:
         platform, _, number = device.partition(":")
         try:

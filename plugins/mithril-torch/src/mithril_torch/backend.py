@@ -85,15 +85,6 @@ class TorchBackend(SourceBackend):
         self.passes = ("mixed-precision",) if enable_amp else ()
         self.device_mesh = None if device_mesh is None else meshes.parse_mesh(device_mesh)
 
-    def with_precision(self, precision: str) -> TorchBackend:
-        return type(self)(
-            device=self.device,
-            precision=precision,
-            device_mesh=self.device_mesh,
-            cudnn_benchmark=self.cudnn_benchmark,
-            enable_amp=self.enable_amp,
-        )
-
     def _find(self, device: str) -> torch.device:
         try:
             if device == "cuda" and (task := launched_task()) is not None:
