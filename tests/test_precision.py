@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.plugins import backend_class
 from mithril.models import Linear, Model, Relu
+from mithril.plugins import backend_class
 
 X = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
 BACKENDS = ("numpy", "torch", "jax", "mlx", "c")
