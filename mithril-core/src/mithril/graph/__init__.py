@@ -37,7 +37,7 @@ HOMES = {
         *("PLACES", "REACHED", "iterate", "types_of"),
     ),
     "decisions": ("Decision", "Decisions", "LEVELS", "PASS_LEVELS", "STAGES"),
-    "declaration": ("Attribute",),
+    "declaration": ("RANDOM_KEY", "Attribute"),
     "declare": ("binary", "composite", "op", "unary"),
     "decomposition": ("decompose",),
     "dims": (

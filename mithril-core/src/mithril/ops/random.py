@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mithril.graph import (
+    RANDOM_KEY,
     DType,
     OperationError,
     Shape,
@@ -27,7 +28,6 @@ from mithril.graph import (
     sample,
     uint32,
 )
-from mithril.graph.declaration import RANDOM_KEY
 from mithril.ops.basic import cast
 from mithril.ops.control_flow import scan
 from mithril.ops.elementwise import CENTRAL, TAIL, erfinv, less, log, maximum, mod, shift_right, sqrt, where
