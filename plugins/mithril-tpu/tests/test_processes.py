@@ -44,7 +44,7 @@ SCRIPT = """
             part = there["fc.weight"].addressable_shards[0].data
             assert part.size * n == there["fc.weight"].size
     trained, linear = [], ml.models.Model.create(outputs={"y": ml.models.Linear(16)(ml.models.IOKey("x"))})
-    for mesh in (None, (n,)):
+    for mesh in (None, (n,), (1, n)):
         loss = {"loss": "mse_loss", "gradient_accumulation_steps": 3, "progress": False}
         trainer = ml.Trainer(linear, ml.SGD(0.1), backend=ml.JaxBackend(device_mesh=mesh), **loss)
         for _ in range(4):
@@ -53,7 +53,8 @@ SCRIPT = """
             trainer.step(ml.LocalRows(own) if mesh else batch)
         trained.append(trainer.engine.to_numpy())  # in the middle of the second step
     for name, expected in trained[0].items():
-        np.testing.assert_allclose(trained[1][name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
+        for others in trained[1:]:
+            np.testing.assert_allclose(others[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
     print("fine", rank, flush=True)
 """
 

@@ -55,7 +55,8 @@ from mithril_jax.lowering import (
     with_rows_by_device,
     with_unroll,
 )
-from mithril_jax.mesh import mesh_execution, own_sums, pipeline_parallel
+from mithril_jax.mesh import hybrid, mesh_execution, own_sums, pipeline_parallel
+from mithril_jax.mesh.by_device import ByDevice
 from mithril_jax.scanned_layers import with_scanned_layers
 
 native_table = table.extend()
@@ -317,22 +318,36 @@ class JaxBackend(SourceBackend):
 
     def _by_device(self, graph: Graph, options: BuildOptions) -> SourceExecutable | None:
         """Build a program of which each device runs its part, if that saves exchanges of gradients."""
-        if self.mesh is None or self.mesh.size > self.mesh.shape["data"] or self.mesh.size == 1:
-            return None
         settings = options.settings
         # mithril-parallel owns the option, and divides graphs.
-        if "parallelism" not in settings or settings["parallelism"] not in (None, "data"):
+        if self.mesh is None or self.mesh.size == 1 or "parallelism" not in settings:
+            return None
+        if settings["parallelism"] == "hsdp":
+            return self._by_group(graph, options, self.mesh)
+        if self.mesh.size > self.mesh.shape["data"] or settings["parallelism"] not in (None, "data"):
             return None
         if not all(i.type.is_static for i in graph.arguments):
             return None
-        shardings = mesh_execution.ArgumentShardings(self.mesh, graph, options.settings, Decisions())
+        shardings = mesh_execution.ArgumentShardings(self.mesh, graph, settings, Decisions())
         division = own_sums.partitioned(graph, self.mesh.size, shardings.padded_specs(graph))
-        if division is None:
+        return None if division is None else self._divided(graph, options, *division)
+
+    def _by_group(self, graph: Graph, options: BuildOptions, mesh: Mesh) -> SourceExecutable | None:
+        """Build a program of hsdp, which each group of devices runs for its rows as a fully sharded one.
+
+        Left to XLA, gradients would be summed over all devices at once, and no group would exchange its parts alone.
+        """
+        if not all(i.type.is_static for i in graph.arguments):
+            raise ExactSizesRequired("rows are divided over groups of devices for each size")
+        if any(i.tags.get("bound") for i in graph.with_role("param")) or self._holds(options):
             return None
-        local, sums = division
+        local = hybrid.partitioned(mesh, graph, options.settings)
+        return self._divided(graph, options, local, frozenset())
+
+    def _divided(self, graph: Graph, options: BuildOptions, local: Any, sums: frozenset[str]) -> SourceExecutable:
         part = with_stored_operands(self.decomposed(local.graph, options), OWN_COMPARISONS)
         source = Source(*SourceBackend.generate(self, self._scanned(part, options), options))
-        forward = own_sums.ByDevice(local, sums, self.loaded(source))
+        forward = ByDevice(local, sums, self.loaded(source))
         executable = SourceExecutable(graph, source, forward, self.finish(forward, graph, options))
         executable.differentiated = True  # the generated function alone is not the program
         return executable
@@ -391,7 +406,7 @@ class JaxBackend(SourceBackend):
             )
         if isinstance(forward, Differentiated):
             graph = with_gradient_signature(graph, forward.of, forward.wrt)
-        sums = forward.sums if isinstance(forward, own_sums.ByDevice) else frozenset()
+        sums = forward.sums if isinstance(forward, ByDevice) else frozenset()
         return runner(forward, graph, running, options, self._argument_shardings(graph, options, sums))
 
     def _argument_shardings(
@@ -471,9 +486,10 @@ class JaxBackend(SourceBackend):
         return super().copied(array)
 
     def from_local_rows(self, rows: np.ndarray[Any, Any]) -> jax.Array:
-        """Return the array of the rows of all processes, split over ``data``."""
+        """Return the array of the rows of all processes, split over ``data`` if that has enough devices."""
         assert self.mesh is not None
-        return jax.make_array_from_process_local_data(NamedSharding(self.mesh, PartitionSpec("data")), rows)
+        axes = "data" if self.mesh.shape["data"] % jax.process_count() == 0 else self.mesh.axis_names
+        return jax.make_array_from_process_local_data(NamedSharding(self.mesh, PartitionSpec(axes)), rows)
 
     def shared(self, data: Any) -> jax.Array:
         """Share the buffer of another framework's array where possible; neither owner may modify it afterwards."""

@@ -26,13 +26,14 @@ from mithril_jax import process_config
 from mithril_jax.mesh import own_sums
 
 AXES = ("data", "model", "pipeline")
-KINDS = (None, "data", "fsdp", "model", "context", "pipeline")  # values of parallelism
-SECOND = {"model": "model", "context": "second"}  # names in errors of the axis that they require
+KINDS = (None, "data", "fsdp", "hsdp", "model", "context", "pipeline")  # values of parallelism
+SECOND = {"model": "model", "context": "second", "hsdp": "second"}  # names in errors of the axis that they require
 GROUPS = ("weights", "activations")  # names in tensor_split_dims in addition to parameters
 
 # Below this number of elements, dividing an array saves less than its collectives cost.
 SMALLEST_DIVIDED = 256
 
+MeshAxes = str | tuple[str, ...]
 STATUS = re.compile(r"[A-Z_]{4,}: ")  # prefix of XLA's own errors, which have several Python classes
 
 
@@ -141,8 +142,8 @@ def explained(is_remote: bool) -> Iterator[None]:
         raise
 
 
-def constrained(mesh: Mesh, graph: Graph, settings: Mapping[str, Any]) -> Graph:
-    """Return the graph with the shardings of its activations as operations.
+def constrained(mesh: Mesh, graph: Graph, settings: Mapping[str, Any], over: str = "data") -> Graph:
+    """Return the graph with the shardings of its activations as operations; ``over`` names the axis of rows in them.
 
     Parameters that are split over ``data`` would otherwise lead XLA to split activations along features.
     """
@@ -154,7 +155,17 @@ def constrained(mesh: Mesh, graph: Graph, settings: Mapping[str, Any]) -> Graph:
         for shardings in [ArgumentShardings(mesh, graph, {**settings, "parallelism": parallelism}, Decisions())]
     )
     constrain = cast("Callable[..., Graph]", ml.constrain_placement)
-    return constrain(graph, dict(mesh.shape), splits, stored, reshard=settings["fsdp_reshard"])
+    return constrain(graph, dict(mesh.shape), splits, stored, reshard=settings["fsdp_reshard"], over=over)
+
+
+def group_mesh(mesh: Mesh) -> Mesh:
+    """Return the devices along the second axis, among which hsdp divides parameters, as a mesh of one axis."""
+    return Mesh(mesh.devices.reshape(mesh.shape["data"], -1)[0], ("data",))
+
+
+def group_shardings(mesh: Mesh, graph: Graph, settings: Mapping[str, Any]) -> ArgumentShardings:
+    """Return the shardings of arguments among the devices along the second axis, for hsdp."""
+    return ArgumentShardings(group_mesh(mesh), graph, {**settings, "parallelism": "fsdp"}, Decisions())
 
 
 def _parameter(i: Input) -> str:
@@ -204,7 +215,7 @@ class ArgumentShardings:
                 facts=["available: " + ", ".join(f"'{kind}'" for kind in KINDS if kind)],
                 hint="use ml.TorchBackend(device_mesh=...), or one of these",
             )
-        if self.parallelism in ("model", "context") and mesh.shape.get("model", 1) == 1:
+        if self.parallelism in SECOND and mesh.shape.get("model", 1) == 1:
             raise OptionError(
                 f"parallelism='{self.parallelism}' requires a mesh with a {SECOND[self.parallelism]} axis",
                 facts=[f"device_mesh={tuple(mesh.shape.values())}"],
@@ -217,6 +228,9 @@ class ArgumentShardings:
                 hint="omit tensor_split_dims, or use parallelism='model'",
             )
         self._check_names(graph, settings)
+        # With hsdp the devices along the second axis are a fully sharded mesh, and the first one has copies of it.
+        self.group = group_shardings(mesh, graph, settings) if self.parallelism == "hsdp" else None
+        self.rows = ("data", "model") if self.group is not None else "data"
         self.pairs = self._pairs(graph)
         self.stored_pairs = self._stored_pairs(graph)
         self.specs = {i.name: self._spec(i) for i in graph.arguments}
@@ -247,6 +261,8 @@ class ArgumentShardings:
         if i.name in self.sums:
             return PartitionSpec("data")
         if i.role == "param":
+            if self.group is not None:
+                return PartitionSpec(*("model" if axis == "data" else axis for axis in self.group.specs[i.name]))
             spec = self._weight_spec(i)
             if _stays_whole(i):
                 return spec
@@ -255,16 +271,19 @@ class ArgumentShardings:
             return self._divided(i, spec, "pipeline")
         if i.role == "state" or not i.type.shape:
             return PartitionSpec()
-        axes = ("data", "model") if self.parallelism == "context" else ("data",)
+        axes = ("data", "model") if self.parallelism == "context" else (self.rows,)
         split = [self._batch_axis(i, k, over) for k, over in enumerate(axes[: len(i.type.shape)])]
         return PartitionSpec(*split) if any(split) else PartitionSpec()
 
-    def _batch_axis(self, i: Input, axis: int, over: str) -> str | None:
-        """Return the axis of the mesh that splits rows or positions of an input, or None if it cannot."""
+    def _parts(self, over: MeshAxes) -> int:
+        return math.prod(self.mesh.shape[axis] for axis in ((over,) if isinstance(over, str) else over))
+
+    def _batch_axis(self, i: Input, axis: int, over: MeshAxes) -> MeshAxes | None:
+        """Return the axes of the mesh that split rows or positions of an input, or None if they cannot."""
         size = i.type.shape[axis]
-        if self.mesh.shape[over] == 1 or (axis > 0 and not isinstance(size, int)):
+        if self._parts(over) == 1 or (axis > 0 and not isinstance(size, int)):
             return None
-        if isinstance(size, int) and size % self.mesh.shape[over]:
+        if isinstance(size, int) and size % self._parts(over):
             self._record_replicated(i.name, axis, size, over)
             return None
         return over
@@ -343,8 +362,8 @@ class ArgumentShardings:
                 return axis
         return self.splits.get("weights") if rank >= 2 else None
 
-    def _record_replicated(self, name: str, axis: int, size: Any, over: str) -> None:
-        reason = f"axis {axis} of length {size} cannot be divided by {self.mesh.shape[over]}"
+    def _record_replicated(self, name: str, axis: int, size: Any, over: MeshAxes) -> None:
+        reason = f"axis {axis} of length {size} cannot be divided by {self._parts(over)}"
         self.decisions.record("choice", f"'{name}' is replicated: {reason}")
 
     def context(self) -> AbstractContextManager[Any]:
@@ -402,8 +421,8 @@ class ArgumentShardings:
         if name in self.sums:
             return own_sums.as_rows(self.mesh, x)
         spec = self.specs[name]
-        if len(spec) and spec[0] == "data" and x.shape[0] % self.mesh.shape["data"]:
-            self._record_replicated(name, 0, x.shape[0], "data")
+        if len(spec) and spec[0] == self.rows and x.shape[0] % self._parts(self.rows):
+            self._record_replicated(name, 0, x.shape[0], self.rows)
             spec = PartitionSpec(None, *spec[1:])
         result = put(x, NamedSharding(self.mesh, spec))
         if keep:

@@ -44,7 +44,7 @@ def pipeline_mesh(mesh: Mesh | None, options: BuildOptions, platform: str) -> Me
         raise OptionError(
             f"parallelism='{settings['parallelism']}' conflicts with a pipeline",
             facts=[f"pipeline_stages = {requested}, device_mesh has {available} along '{AXIS}'"],
-            hint="use a device_mesh of (data, model, pipeline) to combine all three",
+            hint="omit parallelism: device_mesh=(data, model, pipeline) combines all three; 'fsdp' is possible, too",
         )
     check_schedule(settings)
     if mesh is None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mithril.graph import Graph, Node, Op, Value, axes_of, is_product, operation
-from mithril_parallel.mesh import BLOCKS, Mesh, Split, replicated
+from mithril_parallel.mesh import BLOCKS, DATA, Mesh, Split, replicated
 from mithril_parallel.placing.fully_sharded import is_update, pairs_in_parts, weights_in_place
 from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.stationary import split_before, transposed_from
@@ -26,23 +26,31 @@ def constrained(
     stored: Mapping[str, Split],
     *,
     reshard: bool = True,
+    over: str = DATA,
 ) -> Graph:
     """Return the graph with the splits of products, reductions, lookups and parameters as operations.
 
     ``splits`` are those of the arguments without fsdp: a parameter that is ``stored`` in more parts is gathered where
     it is first read. With ``reshard`` the backward pass gathers it again, so that it need not be stored in between.
-    Pairs of weights whose activations are smaller stay in parts. Updates of parameters work on the parts.
+    Pairs of weights whose activations are smaller stay in parts. Updates of parameters work on the parts. In the
+    constraints ``data`` is called ``over``.
     """
-    return _Constraints(graph, Mesh(axes), splits, stored, reshard).run()
+    return _Constraints(graph, Mesh(axes), splits, stored, reshard, over).run()
 
 
 class _Constraints:
     """One pass over the nodes of a graph."""
 
     def __init__(
-        self, graph: Graph, mesh: Mesh, splits: Mapping[str, Split], stored: Mapping[str, Split], reshard: bool
+        self,
+        graph: Graph,
+        mesh: Mesh,
+        splits: Mapping[str, Split],
+        stored: Mapping[str, Split],
+        reshard: bool,
+        over: str,
     ) -> None:
-        self.graph, self.reshard = graph, reshard
+        self.graph, self.reshard, self.over = graph, reshard, over
         pairs = pairs_in_parts(graph, mesh, splits, stored, reshard=reshard)
         sharding = propagate(graph, mesh, splits)
         weights = weights_in_place(graph, sharding, stored, reshard=reshard)
@@ -93,7 +101,7 @@ class _Constraints:
         before = split_before(transposes, split)
         if (root, before) not in self.exchanged:
             stored = self.replacements.get(root, root)
-            self.exchanged[root, before] = self._emit(constrain, (stored,), {"split": split_text(before)}, reader)[0]
+            self.exchanged[root, before] = self._split(stored, before, reader)
         x = self.exchanged[root, before]
         for node in transposes:
             copy = node.replaced(operands=(x,), results=(Value(f"{node.result.name}_split", node.result.type),))
@@ -114,9 +122,7 @@ class _Constraints:
     def _gather(self, v: Value, reader: Node) -> Value:
         if v not in self.full_operands:
             stored = self.replacements.get(v, v)
-            self.full_operands[v] = self._emit(constrain, (stored,), {"split": split_text(replicated(v.ndim))}, reader)[
-                0
-            ]
+            self.full_operands[v] = self._split(stored, replicated(v.ndim), reader)
         return self.full_operands[v]
 
     def _behind_barrier(self, parameter: Value, reader: Node) -> Value:
@@ -128,8 +134,11 @@ class _Constraints:
         return self._emit(operation("barrier"), operands, {}, reader)[0]
 
     def _constrain(self, v: Value, stored: Value, neighbor: Node) -> Value:
-        split = self.splits.get(v) or replicated(v.ndim)
-        return self._emit(constrain, (stored,), {"split": split_text(split)}, neighbor)[0]
+        return self._split(stored, self.splits.get(v) or replicated(v.ndim), neighbor)
+
+    def _split(self, v: Value, split: Split, neighbor: Node) -> Value:
+        text = split_text(tuple(self.over if axis == DATA else axis for axis in split))
+        return self._emit(constrain, (v,), {"split": text}, neighbor)[0]
 
     def _emit(
         self, op: Op, operands: tuple[Value, ...], attributes: Mapping[str, Any], neighbor: Node
