@@ -448,3 +448,32 @@ def test_one_thread_watches_all_imports(site, monkeypatch):
         site.install(f"mithril-good{k}", backend(f"good{k}"))
     assert len(site.plugins().loader.load_all()) == 5
     assert len(starts) == 1
+
+
+def test_work_per_plugin(site):
+    """The calls and files that each further plugin adds to the first look at all of them; its import is left out."""
+
+    def work(first: int, last: int) -> tuple[int, int]:
+        calls, opened = 0, 0
+
+        def count(frame, event, function):
+            nonlocal calls, opened
+            calls += event == "call" and "importlib._bootstrap" not in frame.f_code.co_filename
+            opened += event == "c_call" and function.__name__ == "open"
+
+        for k in range(first, last):
+            site.install(f"mithril-good{k}", backend(f"good{k}"), requires=["mithril-core>=0.1,<0.3"])
+        plugins = site.plugins()
+        sys.setprofile(count)
+        try:
+            assert len(plugins.loader.load_all()) == last
+            plugins.packages()
+        finally:
+            sys.setprofile(None)
+        return calls, opened
+
+    work(0, 5)  # imports modules of the standard library
+    few, many = work(5, 5), work(5, 25)
+    calls, opened = ((more - less) / 20 for more, less in zip(many, few, strict=True))
+    assert opened == 2  # METADATA and entry_points.txt
+    assert calls < 280

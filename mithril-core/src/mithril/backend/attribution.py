@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any, TypeVar
 
 from mithril import plugins
 from mithril.graph import MithrilError, PluginError
-from mithril.plugins import OpsSpec, Plugin
+from mithril.plugins import Plugin
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,17 +48,7 @@ def third_parties() -> Mapping[str, Plugin]:
     """Return the plugins of third parties by the top-level packages of their code."""
     if all(plugin.first_party or not plugin.usable for plugin in plugins.found()):
         return {}
-    return _packages(plugins.default.generation())
-
-
-@lru_cache(maxsize=8)
-def _packages(generation: object) -> Mapping[str, Plugin]:
-    default = plugins.default
-    tables = (default.exports(), default.passes(), default.backends(), default.frontends())
-    loads = [(entry.spec.loads, entry.plugin) for table in tables for entry in table.values()]
-    loads += [(entry.spec.module, entry.plugin) for entry in default.call_hook("mithril_ops", OpsSpec)]
-    loads += [(plugin.module, plugin) for plugin in default.found()]
-    return {path.partition(":")[0].partition(".")[0]: owner for path, owner in loads if not owner.first_party}
+    return plugins.default.packages()
 
 
 def plugin_of(module: str) -> Plugin | None:

@@ -350,6 +350,20 @@ class Plugins(Answers, HookCalls):
         hint = f"; {home} provides it: pip install {home}" if home else ""
         raise AttributeError(f"'{kind}' object has no attribute '{name}'{hint}")
 
+    def packages(self) -> Mapping[str, Plugin]:
+        """Return the plugins of third parties by the top-level packages of their code."""
+
+        def ask() -> dict[str, Plugin]:
+            entries = [
+                entry for table in (self.passes(), self.backends(), self.frontends()) for entry in table.values()
+            ]
+            loads = [(entry.spec.loads, entry.plugin) for entry in [*entries, *self._all_exports()]]
+            loads += [(claim.spec.module, claim.plugin) for claims in self._ops().values() for claim in claims]
+            loads += [(plugin.module, plugin) for plugin in self.found()]
+            return {path.partition(":")[0].partition(".")[0]: owner for path, owner in loads if not owner.first_party}
+
+        return self.once("packages", ask)
+
     def architectures(self) -> Mapping[str, Entry[Architecture]]:
         """Return the installed model families of GGUF files by name."""
         return self.table(ARCHITECTURES).entries

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -39,8 +41,11 @@ HOOKS = tuple(name for name in vars(hooks) if name.startswith("mithril_"))
 SLOW = 5.0  # seconds of import time after which a plugin is reported
 # The hooks that a plugin may wrap with @hookimpl(wrapper=True).
 WRAPPABLE = ("mithril_run_pass", "mithril_build")
+MARK = f"{GROUP}_impl"  # the attribute by which pluggy marks a hook function
+UNMARKED = getattr(hooks.hookimpl(lambda: None), MARK)  # the options of a function without ``@hookimpl``
 
 
+@lru_cache(maxsize=1024)
 def normalized(distribution: str) -> str:
     """Return the name of a distribution in the normalized form of package indexes."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
@@ -81,6 +86,7 @@ class Plugin:
     requires: tuple[str, ...] = ()
     is_core: bool = False  # whether this is the built-in plugin of the core
     loaded: Any = None
+    hooks: dict[str, pluggy.HookImpl] = field(default_factory=dict, compare=False)
     problems: list[PluginProblem] = field(default_factory=list)
     # whether an installed distribution of this project provides the plugin: it owns the names it claims
     first_party: bool = field(init=False)
@@ -139,20 +145,33 @@ class Manager(pluggy.PluginManager):
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         if not name.startswith("mithril_"):
             return None  # pluggy would examine every name of a module, which takes as long as its import
-        options = super().parse_hookimpl_opts(plugin, name)
+        # The attributes of a module run no code, so that pluggy's careful access is not needed.
+        is_module = isinstance(plugin, ModuleType)
+        options = (
+            getattr(vars(plugin).get(name), MARK, None) if is_module else super().parse_hookimpl_opts(plugin, name)
+        )
         if options is None:
             function = getattr(plugin, name)
             home = getattr(plugin, "__name__", type(plugin).__module__)
             # A hook that a plugin imports from another module, to call it, is none of the plugin's own
             # hooks.
             if inspect.isroutine(function) and getattr(function, "__module__", None) == home:
-                return {}
+                return dict(UNMARKED)
         return options
 
-    def hooks_of(self, plugin: Any) -> dict[str, Any]:
+    def hooks_of(self, plugin: Any) -> dict[str, pluggy.HookImpl]:
         """Return the hook functions of ``plugin`` by name, with their options."""
         pairs = ((name, self.parse_hookimpl_opts(plugin, name)) for name in dir(plugin) if name.startswith("mithril_"))
-        return {name: options for name, options in pairs if options is not None}
+        return {
+            name: pluggy.HookImpl(plugin, "", getattr(plugin, name), options)
+            for name, options in pairs
+            if options is not None
+        }
+
+    def accepted(self, hook: str) -> tuple[str, ...]:
+        """Return the parameters of a hook."""
+        names: tuple[str, ...] = getattr(self.hook, hook).spec.argnames
+        return names
 
 
 def find() -> list[Plugin]:
@@ -160,7 +179,7 @@ def find() -> list[Plugin]:
     from importlib.metadata import distributions
 
     plugins: dict[tuple[str, str], Plugin] = {}
-    shadowing: dict[str, str] = {}  # the first distribution of a name on sys.path is the one Python imports from
+    first: dict[str, Distribution] = {}  # of a name on sys.path, which Python imports from
     for distribution in distributions():
         try:
             text = distribution.read_text("entry_points.txt")
@@ -170,10 +189,10 @@ def find() -> list[Plugin]:
             continue
         headers = _headers(distribution)
         name = headers["Name"][0]
-        location = str(distribution.locate_file(""))
+        owner = first.setdefault(normalized(name), distribution)
         # Two copies of a distribution on sys.path: Python imports the first, so that the metadata of
         # the second do not apply.
-        if shadowing.setdefault(normalized(name), location) != location:
+        if owner is not distribution and owner.locate_file("") != distribution.locate_file(""):
             continue
         for plugin in _entries(headers, text):
             plugins.setdefault((plugin.name, normalized(name)), plugin)
@@ -214,7 +233,7 @@ def _entries(headers: dict[str, list[str]], text: str) -> Iterator[Plugin]:
 def incompatibility(plugin: Plugin, core: str) -> PluginProblem | None:
     """Return the problem if the plugin's ``Requires-Dist: mithril-core`` excludes this core; does not import it."""
     for line in plugin.requires:
-        if normalized(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) != "mithril-core":
+        if not re.match(r"mithril[-_.]+core(?![\w.-])", line, re.IGNORECASE):
             continue
         if _plainly_fits(line, core):
             continue
@@ -250,6 +269,7 @@ def incompatibility(plugin: Plugin, core: str) -> PluginProblem | None:
     return None
 
 
+@lru_cache(maxsize=64)  # most plugins require the same
 def _plainly_fits(line: str, core: str) -> bool:
     """Whether a simple requirement (``mithril-core>=0.1,<0.2``) holds; avoids the import of packaging (25 ms)."""
     clauses = re.sub(r"^[A-Za-z0-9._-]+", "", line).strip(" ()").split(",")
@@ -448,8 +468,10 @@ class Loader:
                 self._begin = None
 
     def _register(self, plugin: Plugin, module: Any) -> bool:
-        problem = self._hook_error(plugin, module)
-        if problem is None:
+        implemented = self.manager.hooks_of(module)
+        problem = self._hook_error(plugin, module, implemented) or self._signature_error(plugin, implemented)
+        # pluggy calls the deciding hooks only, and its registration takes as long as a small import.
+        if problem is None and not implemented.keys().isdisjoint(WRAPPABLE):
             try:
                 self.manager.register(module, plugin.name)
             except (pluggy.PluginValidationError, ValueError) as cause:
@@ -457,14 +479,23 @@ class Loader:
                 # registered when it raises.
                 if self.manager.has_plugin(plugin.name):
                     self.manager.unregister(name=plugin.name)
-                problem = _signature_problem(plugin, module, cause)
+                problem = _signature_problem(plugin, [str(cause)], cause)
         if problem is None:
-            plugin.loaded = module
+            plugin.loaded, plugin.hooks = module, implemented
             return True
         self.problem(plugin, problem)
         return False
 
-    def _hook_error(self, plugin: Plugin, module: Any) -> PluginProblem | None:
+    def _signature_error(self, plugin: Plugin, implemented: dict[str, pluggy.HookImpl]) -> PluginProblem | None:
+        wrong = []
+        for name, one in implemented.items():
+            accepted = self.manager.accepted(name)
+            if not set(one.argnames) <= set(accepted):
+                parameters = ", ".join(one.argnames + one.kwargnames)
+                wrong.append(f"{name}({parameters}); accepted: {', '.join(accepted) or 'no parameters'}")
+        return _signature_problem(plugin, wrong) if wrong else None
+
+    def _hook_error(self, plugin: Plugin, module: Any, implemented: dict[str, pluggy.HookImpl]) -> PluginProblem | None:
         version = getattr(module, "api_version", API_VERSION)
         supported: Any = version if isinstance(version, tuple) and len(version) == 2 else (version, version)
         lowest, highest = supported
@@ -478,7 +509,6 @@ class Loader:
                 (f"mithril-core {__version__} supports {OLDEST_API} to {API_VERSION}",),
                 f"{upgrade}; or {plugin.disable_hint()}",
             )
-        implemented = self.manager.hooks_of(module)
         if not implemented:
             return PluginProblem(
                 "broken",
@@ -487,7 +517,7 @@ class Loader:
                 f"report it to the authors of {plugin.distribution}: a hook is a function such as mithril_passes; "
                 f"{plugin.disable_hint()}",
             )
-        for name, options in implemented.items():
+        for name, one in implemented.items():
             if name not in HOOKS:
                 similar = closest(name, HOOKS)
                 return PluginProblem(
@@ -497,7 +527,7 @@ class Loader:
                     (f"did the author mean '{similar[0]}'? " if similar else "")
                     + f"report it to the authors of {plugin.distribution}; {plugin.disable_hint()}",
                 )
-            if (options.get("wrapper") or options.get("hookwrapper")) and name not in WRAPPABLE:
+            if (one.wrapper or one.hookwrapper) and name not in WRAPPABLE:
                 return PluginProblem(
                     "broken",
                     f"plugin '{plugin.name}' of {plugin.origin} wraps '{name}', which cannot be wrapped",
@@ -523,10 +553,8 @@ class Loader:
 
     def _sort_deciders(self) -> None:
         """Register plugins with deciding hooks again by name, so that pluggy's order does not depend on first use."""
-        hooks = [getattr(self.manager.hook, name) for name in WRAPPABLE]
-        deciders = {one.plugin_name for hook in hooks for one in hook.get_hookimpls()}
         for plugin in reversed(self._everything()):  # pluggy calls the last registered first
-            if plugin.loaded is not None and plugin.name in deciders:
+            if plugin.loaded is not None and not plugin.hooks.keys().isdisjoint(WRAPPABLE):
                 self.manager.unregister(name=plugin.name)
                 self.manager.register(plugin.loaded, plugin.name)
 
@@ -548,13 +576,13 @@ class Loader:
         """Unregister an object that was registered manually."""
         with self.lock:
             self.plugins.remove(plugin)
-            self.manager.unregister(name=plugin.name)
+            if self.manager.has_plugin(plugin.name):
+                self.manager.unregister(name=plugin.name)
 
     def implementations(self, hook: str) -> list[tuple[Plugin, Callable[..., Any]]]:
         """Return the loaded plugins that implement ``hook`` by name, each with a function of the hook's keywords."""
-        by_name = {plugin.name: plugin for plugin in self._everything() if plugin.loaded is not None}
-        hookimpls = getattr(self.manager.hook, hook).get_hookimpls()  # also those of ``LastAnswers``, not a plugin
-        pairs = [(by_name[i.plugin_name], _adapted(i)) for i in hookimpls if i.plugin_name in by_name]
+        loaded = [plugin for plugin in self._everything() if plugin.loaded is not None]
+        pairs = [(plugin, _adapted(plugin.hooks[hook])) for plugin in loaded if hook in plugin.hooks]
         return sorted(pairs, key=lambda pair: pair[0].name)
 
 
@@ -587,19 +615,11 @@ def _import_problem(plugin: Plugin, cause: BaseException) -> PluginProblem:
     )
 
 
-def _signature_problem(plugin: Plugin, module: Any, cause: Exception) -> PluginProblem:
-    wrong = []
-    for name in HOOKS:
-        function = getattr(module, name, None)
-        if inspect.isroutine(function):
-            accepted = list(inspect.signature(getattr(hooks, name)).parameters)
-            parameters = [p for p in inspect.signature(function).parameters if p != "self"]
-            if set(parameters) - set(accepted):
-                wrong.append(f"{name}({', '.join(parameters)}); accepted: {', '.join(accepted) or 'no parameters'}")
+def _signature_problem(plugin: Plugin, facts: list[str], cause: Exception | None = None) -> PluginProblem:
     return PluginProblem(
         "broken",
         f"plugin '{plugin.name}' of {plugin.origin} implements a hook with invalid parameters",
-        tuple(wrong) or (str(cause),),
+        tuple(facts),
         f"report it to the authors of {plugin.distribution}; {plugin.disable_hint()}",
         cause,
     )

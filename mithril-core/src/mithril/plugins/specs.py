@@ -18,6 +18,7 @@ from mithril.graph import PASS_LEVELS, STAGES, Decisions, __version__, closest
 T = TypeVar("T")
 
 _LOADS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_NAME = re.compile(r"[^\s,;:=]+")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -27,7 +28,7 @@ def _check_loads(owner: object, loads: str) -> None:
 
 
 def _check_name(owner: object, name: str) -> None:
-    if not isinstance(name, str) or not name or any(c.isspace() or c in ",;:=" for c in name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"{type(owner).__name__}: name={name!r} must be a word without spaces or any of , ; : =")
 
 
