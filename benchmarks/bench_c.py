@@ -4,53 +4,36 @@
 interleaved rounds. A peer's number is its time over ours: above 1, mithril is faster. ``mithril`` takes weights as
 arguments of every call; ``bound`` has them fixed (``static_inference``), as onnxruntime and OpenVINO do. Peers that are
 not installed are left out. ``--compile`` adds torch.compile, ``--tvm`` TVM's own pipeline, ``--high`` schedules
-measured for these shapes. ``--cpu`` counts the CPU time of one thread, which a noisy host disturbs less. For the time
-to the first result see ``bench_c_start.py``, for gradients of convolutions ``bench_c_convolutions.py``.
+measured for these shapes. For the time to the first result see ``bench_start.py``, for single operators and gradients
+of convolutions ``bench_operators.py``.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-
-os.environ["OMP_NUM_THREADS"] = sys.argv[sys.argv.index("--threads") + 1] if "--threads" in sys.argv else "1"
-os.environ["OPENBLAS_NUM_THREADS"] = os.environ["TVM_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
-
-import contextlib
 import ctypes
-import io
 import subprocess
 import tempfile
-import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import harness
+import models
 import numpy as np
 import torch
 import torch.nn.functional as F
-from bench_torch import Hand
-from frameworks import encoder, mlp
-from interleaved import interleaved
+from hand_torch import Hand
+from harness import THREADS
+from peers import Call, onnxruntime_call, openvino_call, quiet
 
 import mithril as ml
 from mithril import ops
 from mithril.models import Conv2d, IOKey, Model
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from resnet18 import resnet18
-
-THREADS = int(os.environ["OMP_NUM_THREADS"])
-torch.set_num_threads(THREADS)
-REST = 0.25 if "--threads" in sys.argv else 0.0  # seconds: others' threads spin after their turn, on the second core
-CLOCK = time.process_time if "--cpu" in sys.argv else time.perf_counter
-RNG = np.random.default_rng(0)
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"]
-Call = Callable[[], Any]
 Params = Mapping[str, Any]
 
 
@@ -112,13 +95,24 @@ def scores() -> Work:
     return Work(model, shapes, lambda f, p, g: torch.einsum("bihd,bjhd->bhij", g["q"], g["k"]), flops)
 
 
-def dense(batch: int) -> Work:
-    case = mlp(batch)
-    weights = 784 * 512 + 512 * 512 + 512 * 10
+def of_case(case: models.Case, flops: float, bytes_moved: float = 0.0) -> Work:
+    """Return the work of a model that all frameworks share."""
     shapes = {"input": case.shape}
-    return Work(
-        case.model, shapes, lambda f, p, g: case.by_hand(f, p, g["input"]), 2.0 * batch * weights, 4.0 * weights
-    )
+    return Work(case.model, shapes, lambda f, p, g: case.by_hand(f, p, g["input"]), flops, bytes_moved)
+
+
+def dense(batch: int) -> Work:
+    weights = 784 * 512 + 512 * 512 + 512 * 10
+    return of_case(models.mlp(batch), 2.0 * batch * weights, 4.0 * weights)
+
+
+def resnet(size: int) -> Work:
+    return of_case(models.resnet(1, size), 3.64e9 * (size / 224) ** 2, 46.8e6)
+
+
+def transformer() -> Work:
+    flops = 6 * 2.0 * 128 * (12 * 384 * 384 + 2 * 128 * 384)
+    return of_case(models.encoder(6, 384, 12, 1, 128), flops, 6 * 48.0 * 384**2)
 
 
 def convolution(
@@ -137,35 +131,6 @@ def convolution(
     flops = 2.0 * out_channels * channels // groups * kernel**2 * out**2
     return Work(
         model, {"input": (1, channels, size, size)}, by_hand, flops, 4.0 * (channels * size**2 + out_channels * out**2)
-    )
-
-
-def resnet(size: int) -> Work:
-    def norm(f: Any, p: Params, name: str, x: Any) -> Any:
-        return f.batch_norm(x, *(p[f"{name}.{k}"] for k in ("running_mean", "running_var", "weight", "bias")))
-
-    def by_hand(f: Any, p: Params, g: Any) -> Any:
-        x = f.relu(norm(f, p, "bn1", f.conv2d(g["input"], p["conv1.weight"], None, 2, 3)))
-        x = F.max_pool2d(x, 3, 2, 1)
-        for stage in range(1, 5):
-            for block in range(2):
-                path, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
-                h = f.relu(norm(f, p, f"{path}.bn1", f.conv2d(x, p[f"{path}.conv1.weight"], None, stride, 1)))
-                h = norm(f, p, f"{path}.bn2", f.conv2d(h, p[f"{path}.conv2.weight"], None, 1, 1))
-                if f"{path}.downsample.0.weight" in p:
-                    x = f.conv2d(x, p[f"{path}.downsample.0.weight"], None, stride, 0)
-                    x = norm(f, p, f"{path}.downsample.1", x)
-                x = f.relu(h + x)
-        return f.linear(x.mean((2, 3)), p["fc.weight"], p["fc.bias"])
-
-    return Work(resnet18(), {"input": (1, 3, size, size)}, by_hand, 3.64e9 * (size / 224) ** 2, 46.8e6)
-
-
-def transformer() -> Work:
-    case = encoder(6, 384, 12, 1, 128)
-    flops = 6 * 2.0 * 128 * (12 * 384 * 384 + 2 * 128 * 384)
-    return Work(
-        case.model, {"input": case.shape}, lambda f, p, g: case.by_hand(f, p, g["input"]), flops, 6 * 48.0 * 384**2
     )
 
 
@@ -310,49 +275,17 @@ class Whole(torch.nn.Module):
         return self.work.torch(self.f, params, dict(zip(self.work.shapes, given, strict=True)))
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
-        yield
-
-
 def with_onnx(work: Work, params: Params, inputs: Mapping[str, Any]) -> dict[str, Call]:
     """onnxruntime and OpenVINO, on the model as torch writes it."""
     if find_spec("onnxscript") is None or not (find_spec("onnxruntime") or find_spec("openvino")):
         return {}
-    import logging
-
-    logging.disable(logging.ERROR)
-    calls: dict[str, Call] = {}
     arrays = [x.numpy() for x in inputs.values()]
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "model.onnx")
         with quiet():
             torch.onnx.export(Whole(work, Plain, params), tuple(inputs.values()), file, dynamo=True, verbose=False)
-        if find_spec("onnxruntime"):
-            import onnxruntime
-
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = THREADS
-            session = onnxruntime.InferenceSession(file, options, ["CPUExecutionProvider"])
-            feed = dict(zip([i.name for i in session.get_inputs()], arrays, strict=True))
-            calls["onnxruntime"] = lambda: session.run(None, feed)[0]
-        if find_spec("openvino"):
-            import openvino
-
-            settings = {
-                "INFERENCE_NUM_THREADS": THREADS,
-                "INFERENCE_PRECISION_HINT": "f32",
-                "PERFORMANCE_HINT": "LATENCY",
-            }
-            request = openvino.Core().compile_model(file, "CPU", settings).create_infer_request()
-            calls["openvino"] = lambda: request.infer(arrays, share_inputs=True, share_outputs=True)[0]
-    return calls
+        engines = {"onnxruntime": onnxruntime_call, "openvino": openvino_call}
+        return {name: call(file, arrays) for name, call in engines.items() if find_spec(name)}
 
 
 def library(body: str, name: str, arguments: str) -> Any:
@@ -379,13 +312,13 @@ def in_c(work: Work, inputs: Mapping[str, Any]) -> dict[str, Call]:
     return {"C by hand": call}
 
 
-def in_torch(work: Work, params: Params, inputs: Mapping[str, Any]) -> dict[str, Call]:
+def in_torch(work: Work, params: Params, inputs: Mapping[str, Any], compiles: bool) -> dict[str, Call]:
     values = tuple(inputs.values())
     calls: dict[str, Call] = {}
     for name, f in (("torch", Plain), ("oneDNN", OneDNN)):
         module = Whole(work, f, params)
         calls[name] = lambda module=module: module(*values)
-    if "--compile" in sys.argv:
+    if compiles:
         compiled = torch.compile(Whole(work, Plain, params))
         calls["torch.compile"] = lambda: compiled(*values)
     return calls
@@ -393,8 +326,6 @@ def in_torch(work: Work, params: Params, inputs: Mapping[str, Any]) -> dict[str,
 
 def tvm_default(work: Work, params: Params, inputs: Mapping[str, Any]) -> dict[str, Call]:
     """Compile the same module with TVM's own pipeline."""
-    if "--tvm" not in sys.argv:
-        return {}
     import tvm
     from tvm import relax
     from tvm.relax.frontend.torch import from_exported_program
@@ -435,17 +366,17 @@ def peaks() -> tuple[float, float]:
         def everywhere(function: Any) -> Call:
             return lambda: list(pool.map(lambda at: function(*at), places))
 
-        seconds = interleaved({"compute": everywhere(compute.f), "memory": everywhere(memory.f)}, 2.0, 5, CLOCK)
+        seconds = harness.interleaved({"compute": everywhere(compute.f), "memory": everywhere(memory.f)}, 2.0, 5)
     return THREADS * 16 * 32e-3 / seconds["compute"], THREADS * 67.108864e-3 / seconds["memory"]
 
 
-def measure(work: Work, seconds: float) -> dict[str, float]:
-    inputs = {n: RNG.standard_normal(s).astype(np.float32) for n, s in work.shapes.items()}
+def measure(work: Work, settings: Any) -> dict[str, float]:
+    inputs = {n: models.random(*s) for n, s in work.shapes.items()}
     shapes = {n: list(s) for n, s in work.shapes.items()}
     tensors = {n: torch.from_numpy(x) for n, x in inputs.items()}
     calls: dict[str, Call] = {}
     ways: dict[str, dict[str, Any]] = {"mithril": {"inference": True}, "bound": {"static_inference": True}}
-    if "--high" in sys.argv:
+    if settings.high:
         ways["high"] = {"static_inference": True, "optimization_level": "high"}
     values: dict[str, Any] = {}
     for name, options in ways.items():
@@ -460,12 +391,13 @@ def measure(work: Work, seconds: float) -> dict[str, float]:
             calls[name] = lambda c=compiled: next(iter(c.evaluate(inputs).values()))
     fixed = {n: torch.from_numpy(np.asarray(x)) for n, x in values.items()}
     with torch.no_grad():
-        calls |= in_torch(work, fixed, tensors) | with_onnx(work, fixed, tensors) | in_c(work, tensors)
-        calls |= tvm_default(work, fixed, tensors)
+        calls |= in_torch(work, fixed, tensors, settings.compile)
+        calls |= with_onnx(work, fixed, tensors) | in_c(work, tensors)
+        calls |= tvm_default(work, fixed, tensors) if settings.tvm else {}
         expected = np.asarray(calls["torch"]())
         for name, call in calls.items():
             np.testing.assert_allclose(np.asarray(call()), expected, rtol=1e-2, atol=2e-3, err_msg=name)
-        return interleaved(calls, seconds, min_rounds=7, clock=CLOCK, rest=REST)
+        return harness.interleaved(calls, 3.0, min_rounds=7)
 
 
 def report(name: str, work: Work, seconds: Mapping[str, float], peak: tuple[float, float]) -> None:
@@ -479,15 +411,12 @@ def report(name: str, work: Work, seconds: Mapping[str, float], peak: tuple[floa
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    skipped = {"--threads", str(THREADS)} if "--threads" in arguments else set()
-    words = [w for w in arguments if not w.startswith("--") and w not in skipped]
+    settings = harness.arguments(__doc__, compile=False, tvm=False, high=False)
     peak = peaks()
     print(f"{THREADS} thread(s); this machine: {peak[0]:.0f} GFLOP/s, reads {peak[1]:.0f} GB/s", flush=True)
-    for name, make in WORKS.items():
-        if not words or any(w in name for w in words):
-            work = make()
-            report(name, work, measure(work, 3.0), peak)
+    for name, make in harness.selected(WORKS, settings.words).items():
+        work = make()
+        report(name, work, measure(work, settings), peak)
 
 
 if __name__ == "__main__":

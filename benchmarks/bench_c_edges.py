@@ -1,29 +1,23 @@
-"""The C backend around its kernels: call overhead, compile time, speed and size of exported C.
+"""The C backend around its kernels: call overhead, speed and size of exported C.
 
-python benchmarks/bench_c_edges.py [calls] [compiling] [export]
+python benchmarks/bench_c_edges.py [calls] [export]
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
 import sys
 import tempfile
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-for variable in ("OMP_NUM_THREADS", "TVM_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")
+import harness
+import numpy as np
+from models import perceptron
 
-import numpy as np  # noqa: E402
-from interleaved import interleaved  # noqa: E402
-
-import mithril as ml  # noqa: E402
-from mithril.models import Conv2d, Gelu, LayerNorm, Linear, Model, Relu, Softmax  # noqa: E402
-
-HERE = Path(__file__).parent
+import mithril as ml
+from mithril.models import Conv2d, Gelu, LayerNorm, Linear, Model, Relu, Softmax
 
 
 def small(layers: list[Any], features: int) -> Any:
@@ -74,11 +68,10 @@ def calls() -> None:
         t, inputs = torch.tensor(x), {"input": x}
         with torch.inference_mode():
             np.testing.assert_allclose(eager(t, weights).numpy(), compiled(inputs)["output"], atol=1e-5)
-            best = interleaved(
+            best = harness.interleaved(
                 {
                     "torch": lambda eager=eager, t=t, w=weights: eager(t, w),
                     "compiled(inputs)": lambda c=compiled, g=inputs: c(g),
-                    "executable": lambda e=executable, p=params, g=inputs: e(p, g),
                     "C function": lambda e=executable: e.run(e.address),
                 },
                 seconds=3,
@@ -86,42 +79,6 @@ def calls() -> None:
         print(f"  {name}")
         for way, seconds in best.items():
             print(f"    {way:<18}{seconds * 1e6:>8.2f}   torch eager takes {best['torch'] / seconds:>6.1f}x")
-
-
-COMPILE = """
-import sys, time
-sys.path.insert(0, sys.argv[1])
-import numpy as np
-import mithril as ml
-from gpt import gpt
-model = gpt(vocabulary=1024, length=128, layers=12, heads=12, features=768)
-start, cpu = time.perf_counter(), time.process_time()
-made = ml.compile(model, "c", shapes={"input": [1, 64]}, inference=True, cache=True, cache_dir=sys.argv[2])
-print(time.perf_counter() - start, time.process_time() - cpu, "tvm" in sys.modules)
-if "tvm" in sys.modules:
-    program = made.programs[-1].executable.program
-    print(len(program.functions), program.calls)
-"""
-
-
-def compiling() -> None:
-    """Compile a GPT of twelve blocks in fresh processes: cold, and from the disk cache."""
-    print("compiling a GPT of 12 blocks, 768 features, 64 tokens; each in a fresh process")
-    with tempfile.TemporaryDirectory() as folder:
-        for way in ("cold", "from the cache", "from the cache"):
-            command = [sys.executable, "-c", COMPILE, str(HERE.parent / "examples"), folder]
-            words = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-            more = f", {words[3]} functions for {words[4]} calls" if len(words) > 3 else ""
-            print(f"  {way:<16}{float(words[0]):>7.2f} s ({float(words[1]):.2f} s of the processor){more}")
-
-
-def perceptron() -> tuple[Any, list[int]]:
-    model = Model()
-    for k, size in enumerate((512, 512, 10)):
-        model += Linear(size, name=f"l{k}")
-        if k < 2:
-            model += Relu()
-    return model, [32, 768]
 
 
 def convolutions() -> tuple[Any, list[int]]:
@@ -145,7 +102,7 @@ SMALL = {"platform": "linux", "arch": "x86_64", "optimize_size": True}
 def exported() -> None:
     """Export models of every dtype: bytes, and their times relative to the same program in this process."""
     for title, build, dtypes in (
-        ("MLP 768-512-512-10, batch 32", perceptron, list(DTYPES)),
+        ("MLP 768-512-512-10, batch 32", lambda: (perceptron(512, 512, 10), [32, 768]), list(DTYPES)),
         ("4 convolutions of 64 channels at 28", convolutions, ["float32", "bfloat16", "int8"]),
     ):
         print(f"{title}: bytes of weights, arena, machine code; times of gcc, clang; arena, machine code with -Os")
@@ -201,12 +158,11 @@ def against_python(executable: Any, files: Any) -> dict[str, float]:
         np.testing.assert_allclose(arrays[-1].astype(np.float64), expected.astype(np.float64), atol=1e-2 * largest)
         memory.append(arrays)
         calls[name] = partial(library.model_run, m, x, y)
-    best = interleaved(calls, seconds=3)
+    best = harness.interleaved(calls, seconds=3)
     return {name: best[name] / best["Python"] for name in ("gcc", "clang")}
 
 
-PARTS = {"calls": calls, "compiling": compiling, "export": exported}
+PARTS = {"calls": calls, "export": exported}
 
 if __name__ == "__main__":
-    for part in sys.argv[1:] or PARTS:
-        PARTS[part]()
+    harness.run_parts(__doc__, PARTS)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROUNDS, CALLS = 30, 300
-COUNTS = (2, 8, 48, 300)
+COUNTS = (2, 8, 10, 48, 100, 300)
 
 
 def emptied(program: Any, results: Any) -> Callable[[], Any]:

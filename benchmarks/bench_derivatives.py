@@ -6,17 +6,13 @@ rounds, and the largest difference of values, relative to the largest value. Bot
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-os.environ.setdefault("NPROC", "1")
-
+import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
-from interleaved import interleaved
 
 import mithril as ml
 from mithril import ops
@@ -99,6 +95,7 @@ def difference(a: Any, b: Any) -> float:
 
 
 def main() -> None:
+    harness.arguments(__doc__)
     print(f"{'':30} {'mithril':>9} {'jax':>9} {'ratio':>6} {'difference':>11}")
     for name, (transformed, output, inputs, function, arguments) in cases().items():
         compiled = ml.compile(transformed, "jax", outputs=[output])
@@ -110,7 +107,7 @@ def main() -> None:
             "mithril": lambda c=compiled, p=device_inputs, o=output: c.evaluate({}, p)[o].block_until_ready(),
             "jax": lambda f=jitted, v=values: f(*v).block_until_ready(),
         }
-        best = interleaved(ways, clock=time.process_time)
+        best = harness.interleaved(ways)
         ratio = best["mithril"] / best["jax"]
         print(f"{name:30} {best['mithril'] * 1e6:9.1f} {best['jax'] * 1e6:9.1f} {ratio:6.2f} {error:11.1e}")
 

@@ -7,13 +7,11 @@ hand that holds them. OpenVINO runs on one thread.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import harness
 import numpy as np
-from interleaved import interleaved, table
 
 import mithril as ml
 from mithril.models import Conv2d, Flatten, Linear, MaxPool2d, Relu, Sequential, TransformerEncoderLayer
@@ -133,7 +131,7 @@ class Tinygrad:
 
 def main() -> None:
     engines = {"openvino": OpenVINO, "tinygrad": Tinygrad}
-    for name in sys.argv[1:] or engines:
+    for name in harness.arguments(__doc__, "ENGINE").words or engines:
         engine, rows = engines[name], {}
         for kind, (model, shape) in models().items():
             if not hasattr(engine, kind):
@@ -149,8 +147,8 @@ def main() -> None:
                 results = [backend.to_numpy(way()) for way in ways.values()]
             for result in results[1:]:
                 np.testing.assert_allclose(result, results[0], rtol=1e-3, atol=1e-4)
-            rows[f"{kind} {'x'.join(map(str, shape))}"] = interleaved(ways, seconds=8.0, clock=time.process_time)
-        table(f"{name}, us", rows, "by hand")
+            rows[f"{kind} {'x'.join(map(str, shape))}"] = harness.interleaved(ways, seconds=8.0)
+        harness.table(f"{name}, us", rows, "by hand")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ The peer is the same layer made of batched products over all experts. Processor 
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 
+import harness
 import numpy as np
 
 import mithril as ml
@@ -48,7 +47,7 @@ def runs(backend: str, tokens: int, training: bool):
 
         def call(compiled=compiled, arrays=arrays, data=data, cotangent=cotangent):
             if not training:
-                return ml.backend.to_numpy(compiled.evaluate(arrays, data)["output"])
+                return {"output": ml.backend.to_numpy(compiled.evaluate(arrays, data)["output"])}
             _, gradients = compiled.evaluate(arrays, data, {"output": cotangent})
             return {n.rpartition(".")[2]: ml.backend.to_numpy(g) for n, g in gradients.items()}
 
@@ -56,32 +55,20 @@ def runs(backend: str, tokens: int, training: bool):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--backends", nargs="+", default=["numpy", "torch", "jax", "c", "mlx", "ggml"])
-    parser.add_argument("--tokens", nargs="+", type=int, default=[1, 512])
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    for backend in arguments.backends:
-        for tokens in arguments.tokens:
+    settings = harness.arguments(__doc__, "BACKEND", tokens=[1, 512])
+    for backend in settings.words or ["numpy", "torch", "jax", "c", "mlx", "ggml"]:
+        for tokens in settings.tokens:
             for training in (False, True) if tokens > 1 else (False,):
                 calls = dict(runs(backend, tokens, training))
-                first = {name: call() for name, call in calls.items()}
-                if training:
-                    for n, g in first["dense"].items():
-                        np.testing.assert_allclose(first["grouped"][n], g, rtol=1e-3, atol=1e-3 * np.abs(g).max())
-                else:
-                    np.testing.assert_allclose(first["grouped"], first["dense"], rtol=1e-4, atol=1e-5)
-                best = dict.fromkeys(calls, float("inf"))
-                for _ in range(arguments.rounds):
-                    for name, call in calls.items():
-                        start = time.process_time()
-                        call()
-                        best[name] = min(best[name], time.process_time() - start)
+                results = {name: call() for name, call in calls.items()}
+                for n, expected in results["dense"].items():
+                    limit = 1e-3 * np.abs(expected).max()
+                    np.testing.assert_allclose(results["grouped"][n], expected, rtol=1e-3, atol=limit)
+                best = harness.interleaved(calls, 0.0, 5, time.process_time)
                 grouped, dense = (best[n] * 1e3 for n in ("grouped", "dense"))
                 kind = "outputs and gradients" if training else "outputs"
-                print(f"{backend:6} {tokens:4} tokens, {kind:21} {grouped:8.1f} ms, all tokens {dense:8.1f} ms", end="")
-                print(f", ratio {grouped / dense:.2f}")
-                sys.stdout.flush()
+                times = f"{grouped:8.1f} ms, all tokens {dense:8.1f} ms, ratio {grouped / dense:.2f}"
+                print(f"{backend:6} {tokens:4} tokens, {kind:21} {times}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,21 +6,16 @@ Ratios are torch's float32 time over ours: more than 1 is faster than torch.
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import sys
+import copy
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 import torch
-from interleaved import interleaved
+from models import random
 
 import mithril as ml
 from mithril.backend import BuildOptions
@@ -28,17 +23,12 @@ from mithril.graph import Builder, operation as op
 from mithril.models import Conv2d, Flatten, Linear, MaxPool2d, Model, Relu, TransformerEncoderLayer
 
 torch.set_num_threads(1)
-RNG = np.random.default_rng(0)
 KINDS = ("f32", "bf16", "q8_0", "q6_k", "q4_k", "q4_0")
-
-
-def random(*shape: int, scale: float = 1.0) -> np.ndarray[Any, Any]:
-    return (RNG.standard_normal(shape) * scale).astype(np.float32)
 
 
 def report(title: str, ways: Mapping[str, Callable[[], Any]], seconds: float = 2.0) -> dict[str, float]:
     """Microseconds of the processor and ratio to torch's float32."""
-    timings = interleaved(ways, seconds, min_rounds=5, clock=time.process_time)
+    timings = harness.interleaved(ways, seconds, min_rounds=5)
     base = timings["torch f32"]
     print(f"{title}: " + ", ".join(f"{n} {t * 1e6:.0f} us ({base / t:.2f}x)" for n, t in timings.items()), flush=True)
     return timings
@@ -58,7 +48,7 @@ def overhead() -> None:
                 z = z + y
         executable = ml.GGMLBackend().build(b.build({"z": z}))
         inputs = {"x": np.ones(16, np.float32), "y": np.ones(16, np.float32)}
-        timings = interleaved({"call": lambda: executable({}, inputs)}, 0.5)
+        timings = harness.interleaved({"call": lambda: executable({}, inputs)}, 0.5)
         print(f"call of {n} operations on 16 elements: {timings['call'] * 1e6:.1f} us", flush=True)
 
 
@@ -103,16 +93,7 @@ def encoder() -> None:
     base = torch.nn.TransformerEncoder(
         torch.nn.TransformerEncoderLayer(d, 6, 4 * d, dropout=0.0, batch_first=True), layers, enable_nested_tensor=False
     ).eval()
-    half = (
-        torch.nn.TransformerEncoder(
-            torch.nn.TransformerEncoderLayer(d, 6, 4 * d, dropout=0.0, batch_first=True),
-            layers,
-            enable_nested_tensor=False,
-        )
-        .eval()
-        .bfloat16()
-    )
-    xh = xt.bfloat16()
+    half, xh = copy.deepcopy(base).bfloat16(), xt.bfloat16()
     ways: dict[str, Callable[[], Any]] = {"torch f32": lambda: base(xt), "torch bf16": lambda: half(xh)}
     exact = None
     for kind in KINDS:
@@ -283,5 +264,4 @@ PARTS = {
 }
 
 if __name__ == "__main__":
-    for part in sys.argv[1:] or PARTS:
-        PARTS[part]()
+    harness.run_parts(__doc__, PARTS)

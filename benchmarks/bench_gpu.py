@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import harness
 import numpy as np
-from interleaved import interleaved, table
 
 import mithril as ml
 from mithril.models import Add, Conv2d, Flatten, Linear, Model, Relu, Sequential, TransformerEncoderLayer
@@ -77,7 +77,7 @@ def way(model: Any, backend: Any, shape: tuple[int, ...], trains: bool, weights:
 
 if __name__ == "__main__":
     engines: dict[str, Any] = {}
-    for engine in [a for a in sys.argv[1:] if a != "--small"] or ENGINES:
+    for engine in harness.arguments(__doc__, "ENGINE", small=False).words or ENGINES:
         try:
             engines[engine] = opened(engine)
         except (ml.MithrilError, RuntimeError, AttributeError) as error:
@@ -86,7 +86,7 @@ if __name__ == "__main__":
     for label, (model, shape, trains) in rows().items() if engines else ():
         weights: dict[str, Any] = {}
         ways = {engine: way(model, backend, shape, trains, weights) for engine, backend in engines.items()}
-        results[label] = interleaved(ways, SECONDS, min_rounds=3)
+        results[label] = harness.interleaved(ways, SECONDS, min_rounds=3, clock=time.perf_counter)
     if results:
-        table("microseconds", results, next(iter(engines)))
+        harness.table("microseconds", results, next(iter(engines)))
         print(f"{time.time() - begin:.0f} s")

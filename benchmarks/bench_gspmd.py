@@ -41,8 +41,8 @@ def rank_main(port: str, rank: int) -> None:
     import jax
 
     jax.distributed.initialize(f"localhost:{port}", 2, rank)
-    from bench_jax import Hand
-    from frameworks import encoder, gpt_block, mlp
+    from hand_jax import Hand
+    from models import encoder, gpt_block, mlp
 
     cases = {
         "MLP, batch 256": mlp(256),

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import io
 import math
-import sys
-import time
 import warnings
 from collections import Counter
 from typing import Any
@@ -19,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from interleaved import interleaved
 from torch import nn
 
 import mithril as ml
@@ -200,15 +197,17 @@ def compiled(model: Any, engine: str, tokens: Any) -> tuple[Any, Counter[str]]:
 
 
 def main() -> None:
+    import harness  # here, because a test imports this file, whose threads the harness would choose
+
     warnings.simplefilter("ignore")
-    engines = sys.argv[1:] or ["numpy", "c", "torch", "jax"]
+    engines = harness.arguments(__doc__, "ENGINE").words or ["numpy", "c", "torch", "jax"]
     torch.manual_seed(0)
     tokens = torch.randint(0, WORDS, (1, LENGTH))
     for decoder in (False, True):
         networks = models(decoder, tokens)
         for engine in engines:
             calls = {name: compiled(model, engine, tokens.numpy()) for name, model in networks.items()}
-            best = interleaved({n: call for n, (call, _) in calls.items()}, 3.0, clock=time.process_time)
+            best = harness.interleaved({n: call for n, (call, _) in calls.items()}, 3.0)
             ratios = "  ".join(f"{n} {best[n] / best['own']:.2f}" for n in calls)
             print(f"{'decoder' if decoder else 'encoder'} on {engine}: own {best['own'] * 1e3:.2f} ms; {ratios}")
             for name, (_, counts) in calls.items():

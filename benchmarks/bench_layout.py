@@ -1,6 +1,6 @@
 """Layouts of images and weights on other engines than C, interleaved: ratios of times in one process.
 
-    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 python benchmarks/bench_layout.py [PART ...]
+    python benchmarks/bench_layout.py [PART ...]
 
 The parts are ``channels``, chains of convolutions, channels first over channels last with the transposes at both ends;
 ``weights``, a perceptron over code typed by hand whose weights are stored transposed, with weights as arguments, bound,
@@ -12,22 +12,22 @@ weights bound, ``inference=True`` and without it, over ``static_inference``.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import harness
+import models
 import numpy as np
-from interleaved import interleaved
+from models import RNG, perceptron
+from resnet18 import resnet18
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+import mithril as ml
+from mithril import ops
 
 SIZES = ((1, 64, 56), (8, 64, 28), (8, 32, 28), (1, 256, 14))
 DEPTH = 4
 WIDTHS = (784, 512, 512, 10)
-RNG = np.random.default_rng(0)
 
 
 def arrays(batch: int, channels: int, size: int) -> tuple[Any, list[Any]]:
@@ -76,8 +76,6 @@ def torch_ways(image: Any, weights: list[Any]) -> dict[str, Callable[[], Any]]:
 
 def mlx_ways(batch: int, channels: int, size: int, convolutions: int) -> dict[str, Callable[[], Any]]:
     """Return residual blocks of two convolutions on MLX: by hand with channels last throughout, and of a model."""
-    import mithril as ml
-    from mithril import ops
     from mithril.graph import Builder
     from mithril_mlx.mlx_loader import mx
 
@@ -114,8 +112,8 @@ def mlx_ways(batch: int, channels: int, size: int, convolutions: int) -> dict[st
 def mlx() -> None:
     print("residual blocks on mlx, over code by hand with channels last throughout")
     for batch, channels, size in SIZES[1:]:
-        times = interleaved(mlx_ways(batch, channels, size, 4), clock=time.process_time)
-        ratios = ", ".join(f"{n} {t / times['by hand']:.2f}" for n, t in times.items() if n != "by hand")
+        times = harness.interleaved(mlx_ways(batch, channels, size, 4))
+        ratios = harness.ratios(times, "by hand")
         print(
             f"  batch {batch}, {channels} channels, {size}x{size}: {ratios} ({times['by hand'] * 1e3:.1f} ms)",
             flush=True,
@@ -126,20 +124,13 @@ def perceptron_ways(batch: int) -> dict[str, Callable[[], Any]]:
     import jax
     import jax.numpy as jnp
 
-    import mithril as ml
-    from mithril.models import Linear, Relu
-
     def by_hand(x: Any, layers: list[Any]) -> Any:
         for k, (w, b) in enumerate(layers):
             x = x @ w + b
             x = jnp.maximum(x, 0) if k + 1 < len(layers) else x
         return x
 
-    model = ml.Model()
-    for k, size in enumerate(WIDTHS[1:]):
-        model += Linear(size, name=f"l{k}")
-        if k + 2 < len(WIDTHS):
-            model += Relu()
+    model = perceptron(*WIDTHS[1:])
     shapes = {"input": [batch, WIDTHS[0]]}
     x = jnp.asarray(RNG.normal(size=shapes["input"]).astype(np.float32))
     plain = ml.compile(model, "jax", shapes=shapes, inference=True)
@@ -161,15 +152,15 @@ def perceptron_ways(batch: int) -> dict[str, Callable[[], Any]]:
 def weights() -> None:
     print(f"perceptron {'-'.join(map(str, WIDTHS))} on jax, over code by hand with transposed weights")
     for batch in (1, 32, 256):
-        times = interleaved(perceptron_ways(batch), clock=time.process_time)
-        ratios = ", ".join(f"{n} {t / times['by hand']:.2f}" for n, t in times.items() if n != "by hand")
+        times = harness.interleaved(perceptron_ways(batch))
+        ratios = harness.ratios(times, "by hand")
         print(f"  batch {batch}: {ratios} ({times['by hand'] * 1e6:.0f} us)", flush=True)
 
 
 def images_by_hand(backend: str) -> tuple[Any, Callable[[Any], Any], Callable[[str, Any], Any], Callable[..., Any]]:
     """Return functions with channels last, the conversions of images and parameters, and a wrapper of functions."""
     if backend == "torch":
-        import bench_torch
+        import hand_torch
         import torch
 
         torch.set_num_threads(1)
@@ -177,13 +168,13 @@ def images_by_hand(backend: str) -> tuple[Any, Callable[[Any], Any], Callable[[s
         def channels_last(x: Any) -> Any:
             return x.to(memory_format=torch.channels_last) if x.ndim == 4 else x
 
-        return bench_torch.Hand, channels_last, lambda _, x: channels_last(x), bench_torch.eager
+        return hand_torch.Hand, channels_last, lambda _, x: channels_last(x), hand_torch.eager
     if backend == "jax":
-        import bench_jax
+        import hand_jax
         import jax
         import jax.numpy as jnp
 
-        class LastOnJax(bench_jax.Hand):
+        class LastOnJax(hand_jax.Hand):
             image_axes = (1, 2)
 
             @staticmethod
@@ -209,12 +200,12 @@ def images_by_hand(backend: str) -> tuple[Any, Callable[[Any], Any], Callable[[s
             return jnp.asarray(np.asarray(x).transpose(axes).copy())
 
         return LastOnJax, lambda x: jnp.asarray(np.asarray(x).transpose(0, 2, 3, 1).copy()), stored, jax.jit
-    import bench_mlx
-    from bench_mlx import mx, nn
+    import hand_mlx
+    from hand_mlx import mx, nn
 
     pool = nn.MaxPool2d(3, 2, 1)
 
-    class LastOnMlx(bench_mlx.Hand):
+    class LastOnMlx(hand_mlx.Hand):
         image_axes = (1, 2)
         conv, max_pool = staticmethod(mx.conv2d), staticmethod(pool)
 
@@ -229,11 +220,8 @@ def images_by_hand(backend: str) -> tuple[Any, Callable[[Any], Any], Callable[[s
 
 
 def images_ways(name: str, batch: int, size: int) -> dict[str, Callable[[], Any]]:
-    from frameworks import resnet
 
-    import mithril as ml
-
-    case = resnet(batch, size)
+    case = models.resnet(batch, size)
     functions, converted, stored, wrapped = images_by_hand(name)
     options = {"shapes": {"input": list(case.shape)}}
     plain = ml.compile(case.model, name, inference=True, **options)
@@ -265,8 +253,8 @@ def images() -> None:
     print("ResNet-18 over code by hand with channels last")
     for name in ("jax", "mlx", "torch"):
         for batch, size in ((1, 64), (8, 64), (1, 224)):
-            times = interleaved(images_ways(name, batch, size), 4, clock=time.process_time)
-            ratios = ", ".join(f"{n} {t / times['by hand']:.2f}" for n, t in times.items() if n != "by hand")
+            times = harness.interleaved(images_ways(name, batch, size), 4)
+            ratios = harness.ratios(times, "by hand")
             print(f"  {name:5} batch {batch}, {size}x{size}: {ratios} ({times['by hand'] * 1e3:.1f} ms)", flush=True)
 
 
@@ -274,7 +262,7 @@ def channels() -> None:
     print(f"{DEPTH} convolutions of 3x3 and relu, channels first / last")
     for name, ways in (("jax", jax_ways), ("torch", torch_ways)):
         for batch, channels, size in SIZES:
-            times = interleaved(ways(*arrays(batch, channels, size)), clock=time.process_time)
+            times = harness.interleaved(ways(*arrays(batch, channels, size)))
             ratio = times["first"] / times["last"]
             print(f"  {name:5} batch {batch}, {channels} channels, {size}x{size}: {ratio:.2f}", flush=True)
 
@@ -292,10 +280,6 @@ def with_claim(backend: Any, operations: frozenset[Any]) -> Any:
 
 def resnet() -> None:
     """ResNet-18 at 224 with embedded weights: with the pass ``channels-last`` over without it."""
-    from resnet18 import resnet18
-
-    import mithril as ml
-    from mithril import ops
 
     x = RNG.normal(size=(1, 3, 224, 224)).astype(np.float32)
     for name, backend in (("jax", ml.JaxBackend()), ("mlx", ml.MlxBackend())):
@@ -306,7 +290,7 @@ def resnet() -> None:
             compiled.bind(compiled.randomize_params(0))
             image = {"input": claiming.array(x)}
             ways[way] = lambda c=compiled, b=claiming, i=image: b.synchronize(c(i)["output"])
-        times = interleaved(ways, 20, clock=time.process_time)
+        times = harness.interleaved(ways, 20)
         print(
             f"resnet18 at 224 on {name}: {times['with'] / times['without']:.3f} ({times['with'] * 1e3:.1f} ms)",
             flush=True,
@@ -315,9 +299,6 @@ def resnet() -> None:
 
 def formats() -> None:
     """ResNet-18 and four convolutions with each ``memory_format``, over the program without the option."""
-    from resnet18 import resnet18
-
-    import mithril as ml
     from mithril.models import Conv2d, MaxPool2d, Relu
 
     chain = ml.Model()
@@ -326,7 +307,7 @@ def formats() -> None:
         chain += Relu()
     chain += MaxPool2d(2)
     for title, model, shape in (("chain", chain, (8, 3, 56, 56)), ("resnet18", resnet18(), (1, 3, 224, 224))):
-        x = RNG.normal(size=shape).astype(np.float32)
+        x = models.random(*shape)
         for name in ("torch", "mlx"):
             for is_static in (False, True):
                 ways = {}
@@ -336,14 +317,14 @@ def formats() -> None:
                     compiled.bind(compiled.randomize_params(0))
                     image, backend = {"input": compiled.backend.array(x)}, compiled.backend
                     ways[str(wish)] = lambda c=compiled, i=image, b=backend: b.synchronize(c(i))
-                times = interleaved(ways, 3, 5, clock=time.process_time)
-                ratios = ", ".join(f"{w} {t / times['None']:.2f}" for w, t in times.items() if w != "None")
+                times = harness.interleaved(ways, 3, 5)
+                ratios = harness.ratios(times, "None")
                 print(f"  {title} on {name}, {'embedded' if is_static else 'bound'}: {ratios}", flush=True)
 
 
 def networks() -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Return a perceptron, a network of batch norms with residuals and an encoder, with the shapes of their inputs."""
-    from mithril import models as m
+    import mithril.models as m
 
     blocks = []
     for _ in range(4):
@@ -361,10 +342,9 @@ def networks() -> dict[str, tuple[Any, tuple[int, ...]]]:
 
 def inference() -> None:
     """Times with bound weights over those with embedded ones."""
-    import mithril as ml
 
     for title, (model, shape) in networks().items():
-        x = RNG.normal(size=shape).astype(np.float32)
+        x = models.random(*shape)
         for name in ("numpy", "torch", "jax", "mlx", "c", "ggml"):
             ways = {}
             for way in ("plain", "inference", "static_inference"):
@@ -374,13 +354,15 @@ def inference() -> None:
                 compiled.bind(compiled.randomize_params(0))
                 image, backend = {"input": compiled.backend.array(x)}, compiled.backend
                 ways[way] = lambda c=compiled, i=image, b=backend: b.synchronize(c(i))
-            times = interleaved(ways, 4, clock=time.process_time)
-            ratios = ", ".join(f"{w} {times[w] / times['static_inference']:.2f}" for w in ("plain", "inference"))
+            times = harness.interleaved(ways, 4)
+            ratios = harness.ratios(times, "static_inference")
             print(f"  {title} on {name}: {ratios} ({times['static_inference'] * 1e3:.2f} ms)", flush=True)
 
 
+PARTS = {
+    "channels": channels, "weights": weights, "images": images, "mlx": mlx, "resnet": resnet, "formats": formats,
+    "inference": inference,
+}  # fmt: skip
+
 if __name__ == "__main__":
-    parts = {"channels": channels, "weights": weights, "images": images, "mlx": mlx, "resnet": resnet}
-    parts |= {"formats": formats, "inference": inference}
-    for part in sys.argv[1:] or parts:
-        parts[part]()
+    harness.run_parts(__doc__, PARTS)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Callable
 
+import harness
 import jax
 import numpy as np
-from interleaved import interleaved
 
 import mithril as ml
 from mithril.models import IOKey, Model, MultiHeadAttention
@@ -34,11 +32,9 @@ def compiled(positions: int, smallest: int) -> tuple[Callable[[], None], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--positions", type=int, nargs="*", default=[512, 1024, 2048, 4096])
-    for positions in parser.parse_args().positions:
+    for positions in harness.arguments(__doc__, positions=[512, 1024, 2048, 4096]).positions:
         (blocks, small), (dense, large) = (compiled(positions, smallest) for smallest in (0, 2**62))
-        seconds = interleaved({"blocks": blocks, "dense": dense}, min_rounds=3, clock=time.process_time)
+        seconds = harness.interleaved({"blocks": blocks, "dense": dense}, min_rounds=3)
         times = seconds["blocks"] / seconds["dense"]
         print(f"{positions} positions: time {times:.2f}, {small:.0f} MiB instead of {large:.0f}", flush=True)
 

@@ -16,15 +16,16 @@ from __future__ import annotations
 import collections
 import importlib
 import resource
-import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
-from interleaved import interleaved
+from peers import onnxruntime_session, openvino_call, quantize
 
 import mithril as ml
 from mithril_onnx import node_tests
@@ -70,40 +71,17 @@ def fuzz(count: str = "2000") -> None:
         print(f"{number:6} {outcome}")
 
 
-def _inputs(model: Any) -> dict[str, np.ndarray[Any, Any]]:
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for name, shape in model.shapes.items():
-        sizes = [n if isinstance(n, int) else SIZES.get(str(n), 2) for n in shape]
-        kind = model.types[name]
-        if kind.is_float:
-            arrays[name] = rng.normal(size=sizes).astype(kind.numpy)
-        else:
-            arrays[name] = (
-                rng.integers(0, 100, sizes).astype(kind.numpy) if "mask" not in name else np.ones(sizes, kind.numpy)
-            )
-    return arrays
-
-
-def _session(path: str) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
 def equal(*paths: str) -> None:
     for path in paths:
         try:
             model = ml.from_onnx(path)
-            inputs = _inputs(model)
+            inputs = random_inputs(path)
             compiled = ml.compile(model, "numpy", inference=True)
             mithril_seconds = [np.asarray(y) for y in compiled(inputs).values()]
         except ml.MithrilError as error:
             print(f"{Path(path).stem:24} {error}")
             continue
-        session = _session(path)
+        session = onnxruntime_session(path)
         theirs = session.run(None, dict(zip([i.name for i in session.get_inputs()], inputs.values())))
         worst = max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-9)) for a, b in zip(mithril_seconds, theirs))
         print(f"{Path(path).stem:24} {len(session.get_outputs())} outputs, largest relative difference {worst:.1e}")
@@ -112,13 +90,9 @@ def equal(*paths: str) -> None:
 def _openvino(path: str, inputs: dict[str, Any]) -> Any:
     import openvino
 
-    core = openvino.Core()
-    model = core.read_model(path)
+    model = openvino.Core().read_model(path)
     model.reshape({k: list(x.shape) for k, x in enumerate(inputs.values())})
-    compiled = core.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"})
-    request = compiled.create_infer_request()
-    arrays = dict(enumerate(inputs.values()))
-    return lambda: request.infer(arrays)
+    return openvino_call(model, list(inputs.values()))
 
 
 def speed(*paths: str) -> None:
@@ -127,20 +101,20 @@ def speed(*paths: str) -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()
         model = ml.from_onnx(path)
-        inputs = _inputs(model)
+        inputs = random_inputs(path)
         shapes = {n: list(x.shape) for n, x in inputs.items()}
         compiled = ml.compile(model, "c", inference=True, static_inference=True, shapes=shapes)
         compiled(inputs)
         seconds = time.perf_counter() - start
         memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        session = _session(path)
+        session = onnxruntime_session(path)
         feeds = dict(zip([i.name for i in session.get_inputs()], inputs.values()))
         ways = {
             "ort": lambda: session.run(None, feeds),
             "ov": _openvino(path, inputs),
             "ours": lambda: compiled(inputs),
         }
-        t = interleaved(ways, seconds=8.0, min_rounds=12, clock=time.process_time)
+        t = harness.interleaved(ways, seconds=8.0, min_rounds=12)
         ort, ov, mithril_result = (t[k] * 1e3 for k in ("ort", "ov", "ours"))
         figures = f"{ort:8.2f} {ov:8.2f} {mithril_result:8.2f} {ort / mithril_result:8.2f} {ov / mithril_result:8.2f}"
         print(f"{Path(path).stem:24} {figures} {seconds:8.1f} {memory:12.0f}", flush=True)
@@ -154,45 +128,52 @@ def load(*paths: str) -> None:
     print(f"{'file':24} {'engine':16}  seconds   peak MB")
     for path in paths:
         for engine in ENGINES:
-            command = [sys.executable, __file__, "first", engine, path]
-            if engine == ENGINES[-1]:
-                subprocess.run(command, check=True, capture_output=True)  # fills the cache
-            result = subprocess.run(command, check=True, capture_output=True, text=True)
-            print(f"{Path(path).stem:24} {engine:16} {result.stdout.splitlines()[-1]}", flush=True)
+            for _ in range(2 if engine == ENGINES[-1] else 1):  # the first process fills the cache
+                seconds, peak = harness.fresh(first, engine, str(Path(path).absolute()))
+            print(f"{Path(path).stem:24} {engine:16} {seconds:8.2f} {peak:9.0f}", flush=True)
 
 
-def first(engine: str, path: str) -> None:
-    """Print the seconds from the file to the first result, without imports, and the peak memory of the process."""
+def first(engine: str, path: str) -> tuple[float, float]:
+    """Return the seconds from the file to the first result, without imports, and the peak memory of the process."""
     import onnx
 
-    inputs = _declared_inputs(onnx.load(path, load_external_data=False))
+    inputs = declared_inputs(onnx.load(path, load_external_data=False))
     if engine.startswith("mithril"):
         importlib.import_module("mithril_onnx.model"), importlib.import_module("mithril_cbackend.program.compile_graph")
     else:
         importlib.import_module(engine)
     start = time.perf_counter()
     if engine == "onnxruntime":
-        _session(path).run(None, inputs)
+        onnxruntime_session(path).run(None, inputs)
     elif engine == "openvino":
         _openvino(path, inputs)()
     else:
         shapes = {n: list(x.shape) for n, x in inputs.items()}
         options = {"static_inference": True, "shapes": shapes, "cache": engine == ENGINES[-1]}
         ml.compile(path, "c", **options)(inputs)
-    seconds = time.perf_counter() - start
-    print(f"{seconds:8.2f} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:9.0f}")
+    return time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _declared_inputs(proto: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Return inputs of the declared shapes, as arrays of zeros for tokens and of ones otherwise."""
+def declared_inputs(proto: Any, rng: np.random.Generator | None = None) -> dict[str, np.ndarray[Any, Any]]:
+    """Return inputs of the declared shapes: ones, or random numbers except in masks."""
     from onnx import helper
 
     arrays = {}
     for declared in proto.graph.input:
         kind = declared.type.tensor_type
         sizes = [d.dim_value or SIZES.get(d.dim_param, 2) for d in kind.shape.dim]
-        arrays[declared.name] = np.ones(sizes, helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        array = np.ones(sizes, dtype)
+        if rng is not None and "mask" not in declared.name:
+            array = (rng.normal(size=sizes) if dtype.kind == "f" else rng.integers(0, 100, sizes)).astype(dtype)
+        arrays[declared.name] = array
     return arrays
+
+
+def random_inputs(path: str) -> dict[str, np.ndarray[Any, Any]]:
+    import onnx
+
+    return declared_inputs(onnx.load(path, load_external_data=False), np.random.default_rng(0))
 
 
 def exported(folder: str, *words: str) -> None:
@@ -239,29 +220,17 @@ def _exported(folder: str, words: tuple[str, ...], options: dict[str, Any]) -> N
 
 def quantized(*paths: str) -> None:
     """Quantize files by onnxruntime, statically to QDQ and dynamically, and compare results with onnxruntime's."""
-    import tempfile
-
     import onnx
-    from onnxruntime import quantization
 
     for path in paths:
-        inputs = _declared_inputs(onnx.load(path))
-
-        class Calibration(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
-            def __init__(self, arrays: Any = inputs) -> None:
-                self.left = iter([arrays])
-
-            def get_next(self) -> Any:
-                return next(self.left, None)
-
+        inputs = declared_inputs(onnx.load(path))
+        shapes = {n: list(x.shape) for n, x in inputs.items()}
         with tempfile.TemporaryDirectory() as folder:
-            static, dynamic = f"{folder}/static.onnx", f"{folder}/dynamic.onnx"
-            quantization.quantize_static(path, static, Calibration())
-            quantization.quantize_dynamic(path, dynamic)
-            for file in (static, dynamic):
-                theirs = _session(file).run(None, inputs)[0]
+            files = [f"{folder}/{kind}.onnx" for kind in ("static", "dynamic")]
+            quantize(path, *files, [inputs])
+            for file in files:
+                theirs = onnxruntime_session(file).run(None, inputs)[0]
                 for backend in ("numpy", "c"):
-                    shapes = {n: list(x.shape) for n, x in inputs.items()}
                     results = ml.compile(ml.from_onnx(file), backend, inference=True, shapes=shapes)(inputs)
                     y = np.asarray(next(iter(results.values())))
                     error = float(np.abs(y - theirs).max() / np.abs(theirs).max())
@@ -272,7 +241,7 @@ def quantized(*paths: str) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     np.seterr(all="ignore")
-    command, *arguments = sys.argv[1:]
+    command, *arguments = harness.arguments(__doc__, "PART [FILE]").words
     commands = {"nodes": nodes, "suites": suites, "fuzz": fuzz, "equal": equal, "speed": speed, "load": load}
-    commands |= {"first": first, "exported": exported, "traced": traced, "quantized": quantized}
+    commands |= {"exported": exported, "traced": traced, "quantized": quantized}
     commands[command](*arguments)

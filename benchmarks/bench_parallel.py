@@ -11,18 +11,16 @@ Adam's update.
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
+import time
 from typing import Any
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
-os.environ.setdefault("NPROC", "16")
-sys.path.insert(0, str(Path(__file__).parent))
+import harness
+
+# Four simulated devices wait for one another, so that each needs threads even on few cores.
+os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4", "NPROC": "16"}
 
 import jax
 import numpy as np
-from interleaved import interleaved
 
 import mithril as ml
 from mithril.models import Gelu, IOKey, LayerNorm, Linear, Model, MultiHeadAttention
@@ -67,9 +65,10 @@ def training(engine: Any, mesh: tuple[int, ...] | None, options: dict[str, Any])
 
 
 def main() -> None:
+    harness.arguments(__doc__)
     for title, make in (("outputs and gradients", gradients), ("a training step", training)):
         calls = {name: make(ml.JaxBackend, *way) for name, way in WAYS.items()}
-        seconds = interleaved(calls, seconds=10)
+        seconds = harness.interleaved(calls, seconds=10, clock=time.perf_counter)
         print(title)
         for name in WAYS:
             print(f"{name:<24}{seconds[name] * 1e3:>10.2f} ms ({seconds[name] / seconds['one device']:>5.1f}x)")

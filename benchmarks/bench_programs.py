@@ -13,23 +13,20 @@ from __future__ import annotations
 import ast
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC"):
-    os.environ.setdefault(_name, "1")
 os.environ.setdefault("KERAS_BACKEND", "torch")
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 
+import harness
 import numpy as np
 import programs_keras
 import programs_torch
 import standard_programs
 import torch
-from interleaved import interleaved
 
 FILES = {
     "mithril": ROOT / "examples/standard_programs.py",
@@ -86,13 +83,13 @@ def steps(name: str, backend: str) -> dict[str, Callable[[], Any]]:
 
 
 def main() -> None:
-    backend, *names = sys.argv[1:] or ["torch"]
+    backend, *names = harness.arguments(__doc__, "[BACKEND] [PROGRAM]").words or ["torch"]
     torch.set_num_threads(1)
     counts = {framework: lines(path) for framework, path in FILES.items()}
     print(f"{'':12}{'lines':^27}{f'ms per step, mithril on {backend}':^42}")
     print(f"{'':12}" + "".join(f"{n:>9}" for n in FILES) + "".join(f"{n:>14}" for n in FILES))
     for name in names or standard_programs.PROGRAMS:
-        seconds = interleaved(steps(name, backend), seconds=2.0, min_rounds=10, clock=time.process_time)
+        seconds = harness.interleaved(steps(name, backend), seconds=2.0, min_rounds=10)
         cells = "".join(f"{counts[n][name]:>9}" for n in FILES)
         times = "".join(f"{1e3 * seconds[n]:>7.2f} {seconds[n] / seconds['PyTorch']:>5.2f}x" for n in FILES)
         print(f"{name:12}{cells}{times}", flush=True)

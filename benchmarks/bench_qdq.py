@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from bench_onnx import _declared_inputs
+from bench_onnx import declared_inputs
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -59,7 +59,7 @@ def distance(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
 
 def compare(path: str) -> None:
     model = onnx.load(path)
-    inputs = _declared_inputs(model)
+    inputs = declared_inputs(model)
     values = all_values(model, inputs)
     constants = {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
     runtime, exact = constants | inputs | values, constants | inputs

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import harness
 import jax
 import numpy as np
-from interleaved import interleaved
 
 import mithril as ml
 from mithril.models import Embedding, IOKey, Linear, Model, TransformerEncoder
@@ -53,17 +52,13 @@ def built(layers: int, features: int, rows: int, **options: Any) -> Built:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, nargs="*", default=[2, 8, 32])
-    parser.add_argument("--features", type=int, default=128)
-    parser.add_argument("--rows", type=int, default=8)
-    arguments = parser.parse_args()
+    arguments = harness.arguments(__doc__, layers=[2, 8, 32], features=128, rows=8)
     for layers in arguments.layers:
         ways = {
             name: built(layers, arguments.features, arguments.rows, scan_layers=scanned)
             for name, scanned in (("loop", True), ("layers", False))
         }
-        seconds = interleaved({n: w.step for n, w in ways.items()}, min_rounds=3, clock=time.process_time)
+        seconds = harness.interleaved({n: w.step for n, w in ways.items()}, min_rounds=3)
         print(f"{layers} layers, loop over without: step {seconds['loop'] / seconds['layers']:.2f}", flush=True)
         for name, way in ways.items():
             print(

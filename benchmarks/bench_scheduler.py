@@ -7,27 +7,21 @@ rounds, and whether both give the same bits. Ratios below 1 are faster under TVM
 
 from __future__ import annotations
 
-import os
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
-for variable in ("OMP_NUM_THREADS", "TVM_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")
+import harness
+import numpy as np
 
-import numpy as np  # noqa: E402
-from interleaved import interleaved  # noqa: E402
-
-from mithril import ops  # noqa: E402
-from mithril.graph import Builder, Graph, decompose  # noqa: E402
-from mithril_cbackend.compile_target import CompileTarget  # noqa: E402
-from mithril_cbackend.cpu_info import vector_bytes  # noqa: E402
-from mithril_cbackend.graph import fusion  # noqa: E402
-from mithril_cbackend.lowering.element.kernel_builder import Machine  # noqa: E402
-from mithril_cbackend.program import compile_graph  # noqa: E402
-from mithril_cbackend.program.executable import Executable  # noqa: E402
-from mithril_cbackend.tir import machine_code  # noqa: E402
+from mithril import ops
+from mithril.graph import Builder, Graph, decompose
+from mithril_cbackend.compile_target import CompileTarget
+from mithril_cbackend.cpu_info import vector_bytes
+from mithril_cbackend.graph import fusion
+from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.program import compile_graph
+from mithril_cbackend.program.executable import Executable
+from mithril_cbackend.tir import machine_code
 
 RNG = np.random.default_rng(0)
 
@@ -98,9 +92,9 @@ def measure(name: str) -> None:
     programs = {s: compiled(graph, s) for s in ("own", "tvm")}
     results = {s: np.array(p({}, inputs)["y"]) for s, p in programs.items()}
     runs = {s: lambda p=p: p.run(p.address) for s, p in programs.items()}
-    run = interleaved(runs, seconds=1.0, clock=time.process_time)
+    run = harness.interleaved(runs, seconds=1.0)
     compilations = {s: lambda s=s: compiled(graph, s) for s in programs}
-    build = interleaved(compilations, seconds=0.5, min_rounds=5, clock=time.process_time)
+    build = harness.interleaved(compilations, seconds=0.5, min_rounds=5)
     kernels = programs["tvm"].program.kernels.values()
     by = f"{sum(k.scheduled is not None for k in kernels)}/{len(kernels)}"
     equal = "=" if np.array_equal(results["own"], results["tvm"], equal_nan=True) else " "
@@ -113,5 +107,5 @@ def measure(name: str) -> None:
 
 if __name__ == "__main__":
     print(f"{'':<40} {'tvm':>5} {'own us':>8} {'tvm us':>8}   ratio   own ms  tvm ms   ratio of compilation")
-    for case in sys.argv[1:] or CASES:
+    for case in harness.selected(CASES, harness.arguments(__doc__).words):
         measure(case)

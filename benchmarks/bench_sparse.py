@@ -8,22 +8,16 @@ with AMX only: its rows are a dense float32 product, a dense one of bytes, and o
 
 from __future__ import annotations
 
-import os
-
-os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
-os.environ["TVM_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-
-import sys
-import time
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+import harness
 import numpy as np
 import scipy.sparse
 import torch
-from interleaved import interleaved, table
+from peers import openvino_call
 
 import mithril as ml
 from mithril.models import Linear
@@ -73,11 +67,8 @@ def of_openvino(weights: Array, x: Array, bias: Array) -> dict[str, Call]:
         if is_rounded:
             node, right = rounded(node, float(np.abs(x).max())), rounded(right, float(np.abs(weights).max()))
         product = ops.matmul(node, right, False, True) + ops.constant(bias[None])
-        settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
-        settings["CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE"] = rate
-        infer = openvino.Core().compile_model(openvino.Model([product], [parameter]), "CPU", settings)
-        call = infer.create_infer_request()
-        return lambda: call.infer([x], share_inputs=True, share_outputs=True)
+        settings = {"CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE": rate}
+        return openvino_call(openvino.Model([product], [parameter]), [x], **settings)
 
     return {
         "openvino f32": request(False, 1.0),
@@ -90,7 +81,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     for format, sparsity in FORMATS.items():
         rows: dict[str, dict[str, float]] = {}
-        for columns in [int(a) for a in sys.argv[1:]] or COLUMNS:
+        for columns in map(int, harness.arguments(__doc__, "COLUMNS").words or COLUMNS):
             weights = rng.standard_normal((columns, columns)).astype(np.float32)
             params = {"linear.weight": weights, "linear.bias": rng.standard_normal(columns).astype(np.float32)}
             packed = ml.sparsify(params, sparsity=sparsity, format=format)
@@ -110,8 +101,8 @@ def main() -> None:
                     y = np.asarray(result["output"] if isinstance(result, dict) else result)
                     assert np.abs(y - expected).max() < 1e-3 * np.abs(expected).max(), name
                 title = f"{count} x {columns}, {share:.3f} of the bytes"
-                rows[title] = interleaved(calls, 0.5, 7, clock=time.process_time)
-        table(f"{format}, {sparsity:.0%} zeros", rows, "dense")
+                rows[title] = harness.interleaved(calls, 0.5, 7)
+        harness.table(f"{format}, {sparsity:.0%} zeros", rows, "dense")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ imports; results are compared with torch's.
 
 from __future__ import annotations
 
-import argparse
 import io
-import os
 import statistics
 import sys
 import time
@@ -18,15 +16,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-for variable in ("OMP_NUM_THREADS", "TVM_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")
+import harness
+import numpy as np
+import torch
+import torch.nn.functional as nn
+from peers import onnxruntime_session
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-import torch.nn.functional as nn  # noqa: E402
-from interleaved import interleaved  # noqa: E402
-
-import mithril as ml  # noqa: E402
+import mithril as ml
 
 Drawn = tuple[str, torch.nn.Module, tuple[torch.Tensor, ...]]
 SLOWER = 1.2
@@ -473,15 +469,11 @@ class Result:
 
 def session(module: torch.nn.Module, arrays: tuple[torch.Tensor, ...]) -> Callable[[], Any] | None:
     """Return a call of onnxruntime, or None if torch cannot export the module or onnxruntime has no kernel."""
-    import onnxruntime
-
     file = io.BytesIO()
     names = [f"x{k}" for k in range(len(arrays))]
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
     try:
         torch.onnx.export(module, arrays, file, input_names=names, dynamo=False)
-        built = onnxruntime.InferenceSession(file.getvalue(), options, ["CPUExecutionProvider"])
+        built = onnxruntime_session(file.getvalue())
         data = {n: a.numpy() for n, a in zip(names, arrays, strict=True) if n in {i.name for i in built.get_inputs()}}
         built.run(None, data)
     except Exception:  # every exporter and engine has errors of its own kind
@@ -505,7 +497,7 @@ def measured(family_name: str, drawn: Drawn) -> Result:
     ways: dict[str, Callable[[], Any]] = {"c": lambda: program(data), "torch": lambda: module(*arrays)}
     if (run := session(module, arrays)) is not None:
         ways["onnxruntime"] = run
-    best = interleaved(ways, seconds=0.25, min_rounds=5, clock=time.process_time)
+    best = harness.interleaved(ways, seconds=0.25, min_rounds=5)
     return Result(f"{family_name} {label}", best["c"], best["torch"], best.get("onnxruntime"), compiling)
 
 
@@ -525,17 +517,13 @@ def print_rows(title: str, results: list[Result], key: Callable[[Result], float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("families", nargs="*", metavar="FAMILY")
-    options = parser.parse_args()
+    options = harness.arguments(__doc__, "FAMILY", cases=600, seed=0)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     torch.set_grad_enabled(False)
     measured("first", ("1", Call(torch.neg), (torch.ones(1),)))  # imports TVM
     results, refused = [], []
-    for name, drawn in cases(options.cases, options.seed, options.families):
+    for name, drawn in cases(options.cases, options.seed, options.words):
         torch.manual_seed(0)
         try:
             results.append(measured(name, drawn))

@@ -5,30 +5,22 @@ The hand-written steps do what their users type: jax.jit with optax and donated 
 torch.optim, mlx.nn.value_and_grad with mlx.optimizers, NumPy with ``out=``.
 """
 
-# ruff: noqa: E402  (threads are chosen before anything counts them)
 from __future__ import annotations
 
 import os
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 
+import itertools
+
+import harness
 import numpy as np
-from interleaved import interleaved, table
+from gpt import gpt
 
 import mithril as ml
 from mithril.models import MLP
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-import itertools
-
-from gpt import gpt
 
 SIZES, BATCH = (784, 512, 512, 10), 128
 GPT = {"vocabulary": 96, "length": 64, "layers": 4, "heads": 4, "features": 128}
@@ -368,19 +360,19 @@ def loaders() -> None:
     data = Samples(4096)
     pair = torch.utils.data.TensorDataset(torch.from_numpy(data.x), torch.from_numpy(data.y))
     rows = {
-        "objects": interleaved(
+        "objects": harness.interleaved(
             {
                 "torch": all_of(torch.utils.data.DataLoader(data, 64, shuffle=True)),
                 "mithril": all_of(ml.DataLoader(data, 64, shuffle=True)),
             }
         ),
-        "arrays": interleaved(
+        "arrays": harness.interleaved(
             {
                 "torch": all_of(torch.utils.data.DataLoader(pair, 64, shuffle=True)),
                 "mithril": all_of(ml.DataLoader((data.x, data.y), 64, shuffle=True)),
             }
         ),
-        "objects, 2 processes": interleaved(
+        "objects, 2 processes": harness.interleaved(
             {
                 "torch": all_of(
                     torch.utils.data.DataLoader(
@@ -393,7 +385,7 @@ def loaders() -> None:
             min_rounds=5,
         ),
     }
-    table("an epoch of 4096 samples", rows, "torch")
+    harness.table("an epoch of 4096 samples", rows, "torch")
 
 
 # -- all -------------------------------------------------------------------------------------------------------------
@@ -410,8 +402,8 @@ def measured(
         step, _ = ours(model(), batch, "cross_entropy", backend, **options)
         free, _ = ours(model(), batch, "cross_entropy", backend, detect_nan=False, **options)
         ways = {"by hand": theirs, "mithril": step, "without detect_nan": free}
-        rows[name] = interleaved(ways, seconds=8.0, clock=time.process_time)
-        table(title, {name: rows[name]}, "by hand")
+        rows[name] = harness.interleaved(ways, seconds=8.0)
+        harness.table(title, {name: rows[name]}, "by hand")
 
 
 def main(names: list[str]) -> None:
@@ -446,4 +438,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(harness.arguments(__doc__, "PART").words)

@@ -8,12 +8,10 @@ run-queue wait is excluded; figures measured on Linux do not apply to Apple's ha
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from pathlib import Path
 
+import harness
 import numpy as np
-from interleaved import interleaved
 
 import mithril as ml
 from mithril.compiler import make_backend, resolve_options
@@ -75,7 +73,7 @@ def pool():
         for lease in leases:
             memory.return_to_pool(lease)
     line("hit rate, 3 of 6 shapes at a time, room for 8", f"{100 * memory.get_stats().hit_rate:.1f} %")
-    timings = interleaved({"lease": lambda: memory.return_to_pool(memory.get_or_create_tensor((1, 128)))})
+    timings = harness.interleaved({"lease": lambda: memory.return_to_pool(memory.get_or_create_tensor((1, 128)))})
     line("a lease and its return", f"{1e6 * timings['lease']:.1f} us")
 
 
@@ -91,7 +89,7 @@ def cache():
     cache = MlxTensorCache(100)
     tensor = random(256, 256)
     cache.put("w", tensor)
-    timings = interleaved(
+    timings = harness.interleaved(
         {"hit": lambda: cache.get("w"), "miss": lambda: cache.get("v"), "put": lambda: cache.put("w", tensor)}
     )
     line("a hit, a miss, a put of 256 kB", ", ".join(f"{1e6 * timings[n]:.1f} us" for n in ("hit", "miss", "put")))
@@ -211,7 +209,6 @@ def batches():
 
 def estimates(*backends):
     """Calibrated on a corpus of other models; then told and measured for the models of examples/."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
     import bert
     import gpt
     import lstm_lm
@@ -256,7 +253,7 @@ SECTIONS = {f.__name__: f for f in (pool, cache, profiler, fusion, tuning, batch
 
 
 def main():
-    words = sys.argv[1:]
+    words = harness.arguments(__doc__, "SECTION").words
     sections = [w for w in words if w in SECTIONS] or list(SECTIONS)
     for name in sections:
         print(f"{name}: {SECTIONS[name].__doc__.splitlines()[0]}")

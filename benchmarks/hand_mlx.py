@@ -1,17 +1,12 @@
-"""Generated MLX against the same models typed by hand, evaluated lazily or through ``mx.compile``.
+"""Functions of MLX for the models of ``models.py``, typed by hand: evaluated lazily, and through ``mx.compile``.
 
-``OPENBLAS_NUM_THREADS=1 python benchmarks/bench_mlx.py [words of the rows]``: microseconds of processor time, the best
-of many interleaved rounds. ``--compile`` adds mx.compile. On Linux this measures mithril's overhead, not Apple's
-hardware. Hand-written code profits from the BLAS that mithril provides, too; ``MITHRIL_MLX_BLAS=off`` leaves it out.
+They profit from the BLAS that mithril provides, too; ``MITHRIL_MLX_BLAS=off`` leaves it out.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Any
-
-from frameworks import run
 
 from mithril_mlx.mlx_loader import mx
 
@@ -58,7 +53,7 @@ class Hand:
         return (x - mean) * mx.rsqrt(var + 1e-5) * scale + bias
 
 
-def vjp(function: Any) -> Any:
+def gradients_of(function: Any) -> Any:
     def gradients(p: Any, arguments: Any) -> Any:
         x, g = arguments
         names = list(p)
@@ -73,17 +68,6 @@ def finish(outputs: Any) -> Any:
     return outputs
 
 
-def main() -> None:
-    words = [w for w in sys.argv[1:] if not w.startswith("-")]
-    forward: dict[str, Any] = {"by hand": lambda function: function}
-    gradients: dict[str, Any] = {"by hand": vjp}
-    options: dict[str, Any] = {"mithril": {}}
-    if "--compile" in sys.argv:
-        forward["mx.compile"] = mx.compile
-        gradients["mx.compile"] = lambda function: mx.compile(vjp(function))
-        options["mithril, jit"] = {"jit": True}
-    run("mlx", Hand, forward, gradients, finish, words, options)
-
-
-if __name__ == "__main__":
-    main()
+FORWARD = {"by hand": lambda function: function}
+GRADIENTS = {"by hand": gradients_of}
+COMPILED = {"mx.compile": (mx.compile, lambda function: mx.compile(gradients_of(function)))}

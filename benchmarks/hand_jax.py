@@ -1,20 +1,13 @@
-"""Generated JAX against the same models typed by hand with ``jax.jit`` and ``jax.vjp``.
-
-``python benchmarks/bench_jax.py [words of the rows]``: microseconds of processor time on one thread, the best of many
-interleaved rounds. ``--cold`` shows what ``cache=True`` saves a second process instead.
-"""
+"""Functions of JAX for the models of ``models.py``, typed by hand with ``jax.jit`` and ``jax.vjp``."""
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
-
-os.environ.setdefault("NPROC", "1")
 
 import jax
 import jax.numpy as jnp
-from frameworks import cold, run
+
+finish = jax.block_until_ready
 
 
 class Hand:
@@ -56,7 +49,7 @@ class Hand:
         return (x - mean) * jax.lax.rsqrt(var + 1e-5) * scale + bias
 
 
-def vjp(function: Any) -> Any:
+def gradients_of(function: Any) -> Any:
     def gradients(p: Any, arguments: Any) -> Any:
         x, g = arguments
         y, pull = jax.vjp(lambda p: function(p, x), p)
@@ -65,13 +58,5 @@ def vjp(function: Any) -> Any:
     return jax.jit(gradients)
 
 
-def main() -> None:
-    if "--cold" in sys.argv:
-        cold("jax", {})
-        return
-    ways = {"by hand": jax.jit}
-    run("jax", Hand, ways, {"by hand": vjp}, jax.block_until_ready, sys.argv[1:], {"mithril": {}})
-
-
-if __name__ == "__main__":
-    main()
+FORWARD = {"by hand": jax.jit}
+GRADIENTS = {"by hand": gradients_of}

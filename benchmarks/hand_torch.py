@@ -1,18 +1,14 @@
-"""Generated PyTorch against the same models typed by hand: eager with autograd, and ``torch.compile``.
-
-``python benchmarks/bench_torch.py [words of the rows]``: microseconds of processor time on one thread, the best of many
-interleaved rounds. ``--compile`` adds torch.compile around both, which takes minutes to start;
-``--cold`` shows what ``cache=True`` saves a second process instead.
-"""
+"""Functions of PyTorch for the models of ``models.py``, typed by hand: eager with autograd, and ``torch.compile``."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from frameworks import cold, run
+from harness import THREADS
+
+torch.set_num_threads(THREADS)
 
 
 class Hand:
@@ -68,22 +64,15 @@ def autograd(function: Any) -> Any:
     return call
 
 
-def main() -> None:
-    if "--cold" in sys.argv:
-        cold("torch", {})
-        cold("torch", {"jit": True}, case="MLP, batch 32", processes=2)
-        return
-    words = [w for w in sys.argv[1:] if not w.startswith("-")]
-    torch.set_num_threads(1)
-    forward: dict[str, Any] = {"by hand": eager}
-    gradients: dict[str, Any] = {"by hand": autograd}
-    options: dict[str, Any] = {"mithril": {}}
-    if "--compile" in sys.argv:
-        forward["torch.compile"] = lambda function: eager(torch.compile(function))
-        gradients["torch.compile"] = lambda function: autograd(torch.compile(function))
-        options["mithril, jit"] = {"jit": True}
-    run("torch", Hand, forward, gradients, lambda made: made, words, options)
+def finish(outputs: Any) -> Any:
+    return outputs
 
 
-if __name__ == "__main__":
-    main()
+FORWARD = {"by hand": eager}
+GRADIENTS = {"by hand": autograd}
+COMPILED = {
+    "torch.compile": (
+        lambda function: eager(torch.compile(function)),
+        lambda function: autograd(torch.compile(function)),
+    )
+}
