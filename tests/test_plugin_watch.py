@@ -220,6 +220,38 @@ def test_interrupt_names_the_plugin_that_is_imported(acme, tmp_path):
     sys.modules["acme_slow"] = acme
 
 
+RINGING = """
+import signal
+signal.raise_signal(signal.SIGALRM)
+"""
+
+
+@pytest.mark.parametrize("part", ["import", "mithril_options"])
+def test_timeout_ends_imports_and_listing_hooks(acme, tmp_path, part):
+    """The plugin is complete in the next compilation."""
+    hook = "import signal\ndef mithril_options():\n    signal.raise_signal(signal.SIGALRM)\n"
+    (tmp_path / "acme_slow.py").write_text(RINGING if part == "import" else hook)
+    sys.modules.pop("acme_slow")
+    plugins.reload()
+    with ml.Builder() as builder:
+        y = builder.input("x", (2,)) + 1.0
+    graph = builder.build({"y": y})
+    with pytest.raises(ml.CompileTimeoutError) as caught:
+        ml.compile(graph, "numpy", timeout=100)
+    assert str(caught.value) == (
+        "Compilation timed out after 100 seconds\n"
+        f"  in '{part}' {OWNER}\n"
+        "hint: raise timeout=, lower optimization_level=, or compile a smaller part; "
+        "or set MITHRIL_DISABLE_PLUGINS=slow to leave it out"
+    )
+    (tmp_path / "acme_slow.py").write_text("def mithril_options(): return []")
+    sys.modules.pop("acme_slow", None)
+    importlib.invalidate_caches()
+    if part == "import":
+        assert not ml.compile(graph, "numpy", timeout=100).decisions
+    sys.modules["acme_slow"] = acme
+
+
 def test_fast_plugins_are_not_named(acme, capsys):
     compiled(acme, plugin_patience=5)
     assert capsys.readouterr().err == ""

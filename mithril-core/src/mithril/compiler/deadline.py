@@ -6,7 +6,9 @@ import gc
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from types import FrameType, TracebackType
+from typing import Any
 
 from mithril.compiler.plugin_watch import PluginWatch
 from mithril.graph import CompileTimeoutError
@@ -15,40 +17,47 @@ AGAIN = 0.05  # seconds until an alarm that could not stop the compilation rings
 
 
 class Deadline:
-    """A time limit, checked between steps and passes and, where supported, by an alarm signal.
+    """A time limit, checked between steps and passes and, where supported, by an alarm signal."""
 
-    Plugins that run for more than ``patience`` seconds are named while they run.
-    """
-
-    def __init__(self, seconds: float | None, patience: float | None = None) -> None:
+    def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
         self.depth = 0
         self.end = 0.0
-        self.watch = PluginWatch(patience, seconds)
+        self.watch: PluginWatch | None = None
 
     def __enter__(self) -> Deadline:
         self.depth += 1
         if self.depth == 1:
-            self.watch.start()
             if self.seconds is not None:
                 self.end = time.monotonic() + self.seconds
                 self._alarm(self.seconds)
+            if self.watch is not None:
+                self.watch.start()
         return self
+
+    def watch_plugins(self, patience: float | None, timeout: float | None) -> None:
+        """Name plugins that run for more than ``patience`` seconds, now that they are imported."""
+        self.watch = PluginWatch(patience, timeout)
+        self.watch.start()
+
+    def _running(self, frame: FrameType | None = None) -> list[str]:
+        return [] if self.watch is None else self.watch.describe(frame)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         self.depth -= 1
         if self.depth == 0:
             if isinstance(error, KeyboardInterrupt) and trace is not None:
                 *_, (frame, _) = traceback.walk_tb(trace)
-                for fact in self.watch.describe(frame):
+                for fact in self._running(frame):
                     error.add_note(fact)
             if self.seconds is not None:
                 self._alarm(0)
-            self.watch.stop()
+            if self.watch is not None:
+                self.watch.stop()
 
     def check(self, where: str) -> None:
         if self.seconds is not None and self.depth and time.monotonic() > self.end:
-            raise self._error(f"in {where}", *self.watch.describe())
+            raise self._error(f"in {where}", *self._running())
 
     def _error(self, *facts: str) -> CompileTimeoutError:
         return CompileTimeoutError(
@@ -73,7 +82,7 @@ class Deadline:
             # (8874ed69).
             signal.setitimer(signal.ITIMER_REAL, AGAIN)
             if not _cannot_raise(frame) and not isinstance(sys.exception(), CompileTimeoutError):
-                raise self._error(*self.watch.describe(frame))
+                raise self._error(*self._running(frame))
 
         if seconds:
             self._before = signal.signal(signal.SIGALRM, ring)
@@ -81,6 +90,12 @@ class Deadline:
         else:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, self._before)
+
+
+def time_limit(options: Mapping[str, Any]) -> float | None:
+    """Return ``timeout=`` before ``resolve_options`` imports plugins; None for values that it refuses."""
+    value = options.get("timeout")
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
 
 
 def _cannot_raise(frame: FrameType | None) -> bool:

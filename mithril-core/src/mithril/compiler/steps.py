@@ -19,7 +19,7 @@ from mithril.compiler.batch_buckets import Buckets, find_buckets
 from mithril.compiler.bound_weights import marked, note_early, rebound, split_off
 from mithril.compiler.builder import Builder
 from mithril.compiler.compiled_model import CompiledModel
-from mithril.compiler.deadline import Deadline
+from mithril.compiler.deadline import Deadline, time_limit
 from mithril.compiler.frontend import backend_names, learn, make_backend, model_of
 from mithril.compiler.index_checks import IndexCheckedExecutable
 from mithril.compiler.initializers import Array, Index
@@ -48,10 +48,11 @@ def compile(model: Any, backend: Backend | type[Backend] | str, **options: Any) 
     `mithril options` lists the keywords and their owners. If the shapes of the inputs are known, the model is compiled
     immediately; otherwise at the first call, once per signature.
     """
-    settings = resolve_options(options)
-    if isinstance(model, str | PathLike):
-        model = model_of(model)
-    with Deadline(settings["timeout"], settings["plugin_patience"]) as deadline:
+    with Deadline(time_limit(options)) as deadline:
+        settings = resolve_options(options)
+        deadline.watch_plugins(settings["plugin_patience"], settings["timeout"])
+        if isinstance(model, str | PathLike):
+            model = model_of(model)
         return _compile(model, backend, options, settings, deadline)
 
 

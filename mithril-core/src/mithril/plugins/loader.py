@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from mithril.graph import PluginError, __version__, closest, registry
+from mithril.graph import CompileTimeoutError, PluginError, __version__, closest, registry
 from mithril.plugins import hooks, pip_hints
 
 if TYPE_CHECKING:
@@ -343,10 +343,14 @@ def named_if_slow(doing: str) -> Iterator[Callable[[Plugin], None]]:
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield lambda plugin: turns.append((plugin, time.monotonic()))
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, CompileTimeoutError) as error:
         if turns:
             plugin = turns[-1][0]
-            error.add_note(f"in '{doing}' of plugin '{plugin.name}' of {plugin.origin}; {plugin.disable_hint()}")
+            place = f"in '{doing}' of plugin '{plugin.name}' of {plugin.origin}"
+            if isinstance(error, KeyboardInterrupt):
+                error.add_note(f"{place}; {plugin.disable_hint()}")
+            elif not error.facts:
+                error.with_facts(place).with_hint(f"{error.hint}; or {plugin.disable_hint()}")
         raise
     finally:
         is_over.set()
@@ -447,6 +451,8 @@ class Loader:
                     module = importlib.import_module(plugin.module)
                     if len(self._importing) > 1:
                         begin(self._importing[-2])
+            except CompileTimeoutError:
+                raise  # the time limit of the compilation; the next one imports the plugin again
             # An import may call sys.exit; a broken plugin must not end the user's program.
             except (Exception, SystemExit) as cause:
                 self.problem(plugin, _import_problem(plugin, cause))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from mithril.graph import STAGES, MithrilError, PluginError, closest, unknown
+from mithril.graph import STAGES, CompileTimeoutError, MithrilError, PluginError, closest, unknown
 from mithril.plugins.loader import Loader, Plugin, PluginProblem, missing_requirement, named_if_slow, normalized
 from mithril.plugins.specs import PassSpec
 
@@ -89,6 +89,8 @@ class Answers:
                     for spec in specs:
                         if not isinstance(spec, kind):
                             raise TypeError(f"expected {kind.__name__}, got {type(spec).__name__}: {spec!r}")
+                except CompileTimeoutError:
+                    raise
                 except (Exception, SystemExit) as cause:
                     self.loader.problem(plugin, answer_problem(plugin, hook, cause, arguments.get("backend", "")))
                     continue
