@@ -10,10 +10,12 @@ import pytest
 
 import mithril as ml
 from mithril.models import IOKey, LayerNorm, Linear, Model, Relu
+from mithril_tpu.aot import analysis
 
 pytest.importorskip("mithril_train")
 WAYS = {
     "hsdp": ((2, 2), {"parallelism": "hsdp"}),
+    "sequence": ((2, 2), {"parallelism": "sequence"}),
 }
 ROWS = (8, 8, 1, 8)  # four devices cannot divide one row
 
@@ -62,14 +64,18 @@ def test_training_equals_one_device_and_resumes_another_way(way, tmp_path):
         np.testing.assert_allclose(x, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def reductions(training):
-    """Return for each all-reduce of a step the groups of devices and the elements."""
+def step_text(training):
+    """Return the program that XLA compiles for a step."""
     call = next(iter(training.engine._steps.values())).run.call
     values = {**training.engine.arrays, **batch(8), "learning_rate": np.float32(0.1)}
     arguments = [call.shardings.place(n, values[n], keep=False) for n in (*call.params, *call.inputs)]
-    text = call.jitted.lower(*arguments).compile().as_text()
+    return call.jitted.lower(*arguments).compile().as_text()
+
+
+def reductions(training):
+    """Return for each all-reduce of a step the groups of devices and the elements."""
     history = []
-    for shapes, groups in re.findall(r"= (.*?) all-reduce\(.*?replica_groups=(\S+),", text):
+    for shapes, groups in re.findall(r"= (.*?) all-reduce\(.*?replica_groups=(\S+),", step_text(training)):
         sizes = re.findall(r"f32\[([\d,]*)\]", shapes)
         history.append((groups, sum(int(np.prod([int(n) for n in s.split(",") if n])) for s in sizes)))
     return history
@@ -87,10 +93,33 @@ def test_groups_of_hsdp_exchange_the_parts_of_gradients_that_they_have():
     assert not [n for groups, n in reductions(training) if groups not in (between, "[2,2]<=[4]")], "in a group"
 
 
+def test_sequences_are_gathered_for_products_with_split_weights():
+    training = trainer(*WAYS["sequence"])
+    train(training, [0])
+    gathers = analysis.collectives(step_text(training))["all-gather"]
+    # The operand of the pair, the cotangent of its result, and, as the backward pass joins rows and positions, the
+    # operand of the last product.
+    assert (gathers.count, gathers.bytes) == (3, 3 * 4 * 6 * 16 * 4)
+
+
+def test_sequences_that_cannot_be_divided_are_recorded():
+    options = {"shapes": {"x": [8, 5, 16]}, "parallelism": "sequence"}
+    compiled = ml.compile(network(), ml.JaxBackend(device_mesh=(2, 2)), **options)
+    text = (
+        "parallelism='sequence' splits no activation: no product with split weights has results of three or more axes "
+        "of which 2 devices can divide the second one, that of positions"
+    )
+    assert f"choice: {text}" in map(str, compiled.decisions)
+
+
 REFUSED = {
     "parallelism='hsdp' requires a mesh with a second axis\n  device_mesh=(4,)\nhint: use device_mesh=(1, 4)": (
         (4,),
         "hsdp",
+    ),
+    "parallelism='sequence' requires a mesh with a second axis\n  device_mesh=(2,)\nhint: use device_mesh=(1, 2)": (
+        (2,),
+        "sequence",
     ),
     """parallelism='hsdp' conflicts with a pipeline
   pipeline_stages = None, device_mesh has 2 along 'pipeline'

@@ -384,8 +384,11 @@ class JaxBackend(SourceBackend):
         return with_scanned_layers(graph, options.decisions) if options.settings["scan_layers"] else graph
 
     def constrained(self, graph: Graph, options: BuildOptions) -> Graph:
-        """Return the graph with the shardings of its activations as operations, if parameters are fully sharded."""
-        if self.mesh is None or options.settings.get("parallelism") != "fsdp":
+        """Return the graph with the shardings of its activations as operations, where XLA selects others."""
+        kind = options.settings.get("parallelism")
+        if self.mesh is not None and kind == "sequence":
+            return mesh_execution.with_sequences_in_parts(self.mesh, graph, options.settings, options.decisions)
+        if self.mesh is None or kind != "fsdp":
             return graph
         return mesh_execution.constrained(self.mesh, graph, options.settings)
 

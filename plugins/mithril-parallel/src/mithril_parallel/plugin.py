@@ -103,6 +103,7 @@ def mithril_exports() -> Sequence[Export]:
         Export("partition_graph", "mithril_parallel.sharding.spmd:partition_graph"),
         Export("placement", "mithril_parallel.sharding.api:placement"),
         Export("save_sharded", "mithril_parallel.sharding.checkpoint:save_sharded"),
+        Export("with_sequences_in_parts", "mithril_parallel.sharding.sequence_constraints:with_sequences_in_parts"),
         Export("with_model_layout", "mithril_parallel.sharding.model_layout:with_model_layout"),
         Export("with_framework_gradients", "mithril_parallel.sharding.framework_gradients:with_framework_gradients"),
     ]

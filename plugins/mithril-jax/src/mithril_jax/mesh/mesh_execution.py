@@ -20,14 +20,20 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import mithril as ml
+from mithril.backend import ExactSizesRequired
 from mithril.graph import BackendError, Decisions, Graph, Input, OptionError, Output, TensorType
 from mithril.system import launched_task
 from mithril_jax import process_config
 from mithril_jax.mesh import own_sums
 
 AXES = ("data", "model", "pipeline")
-KINDS = (None, "data", "fsdp", "hsdp", "model", "context", "pipeline")  # values of parallelism
-SECOND = {"model": "model", "context": "second", "hsdp": "second"}  # names in errors of the axis that they require
+KINDS = (None, "data", "fsdp", "hsdp", "model", "sequence", "context", "pipeline")  # values of parallelism
+SECOND = {
+    "model": "model",
+    "sequence": "second",
+    "context": "second",
+    "hsdp": "second",
+}  # names in errors of the axis that they require
 GROUPS = ("weights", "activations")  # names in tensor_split_dims in addition to parameters
 
 # Below this number of elements, dividing an array saves less than its collectives cost.
@@ -156,6 +162,23 @@ def constrained(mesh: Mesh, graph: Graph, settings: Mapping[str, Any], over: str
     )
     constrain = cast("Callable[..., Graph]", ml.constrain_placement)
     return constrain(graph, dict(mesh.shape), splits, stored, reshard=settings["fsdp_reshard"], over=over)
+
+
+def with_sequences_in_parts(mesh: Mesh, graph: Graph, settings: Mapping[str, Any], decisions: Decisions) -> Graph:
+    """Return the graph with activations split along sequences between products with split weights."""
+    if not all(i.type.is_static for i in graph.arguments):
+        raise ExactSizesRequired("sequences are divided for each size")
+    shardings = ArgumentShardings(mesh, graph, settings, Decisions())
+    divide = cast("Callable[..., Graph]", ml.with_sequences_in_parts)
+    constrained = divide(graph, dict(mesh.shape), shardings.padded_specs(graph))
+    splits = (n.attributes["split"] for n in constrained.nodes if n.op.name == "mesh.constrain")
+    if not any("model" in split.split() for split in splits):
+        decisions.record(
+            "choice",
+            "parallelism='sequence' splits no activation: no product with split weights has results of three or more "
+            f"axes of which {mesh.shape['model']} devices can divide the second one, that of positions",
+        )
+    return constrained
 
 
 def group_mesh(mesh: Mesh) -> Mesh:

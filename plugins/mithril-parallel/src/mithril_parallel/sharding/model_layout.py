@@ -28,10 +28,12 @@ def with_model_layout(graph: Graph, splits: Mapping[str, Split], parts: int, *, 
     divided: the sum of a product becomes a reduce-scatter, and a product whose weight is split by columns gathers its
     operand. Operations in between, such as normalization, work on parts.
     """
-    return _ModelLayout(graph, splits, parts, sequences).run()
+    return ModelLayout(graph, splits, parts, sequences).run()
 
 
-class _ModelLayout:
+class ModelLayout:
+    """One pass over the nodes of a graph."""
+
     def __init__(self, graph: Graph, splits: Mapping[str, Split], parts: int, sequences: bool) -> None:
         self.graph, self.mesh, self.sequences = graph, Mesh({MODEL: parts}), sequences
         self.splits: dict[Value, Split] = {i.value: splits.get(i.name, replicated(i.value.ndim)) for i in graph.inputs}
@@ -63,17 +65,23 @@ class _ModelLayout:
         self.nodes.append(node.replaced(operands=tuple(operands)))
         if keeps:
             for v, split in zip(node.results, sharding.result_splits, strict=True):
-                self.splits[v], self.in_parts[v] = split, v
+                self.splits[v] = split
+                if MODEL in split:
+                    self.in_parts[v] = v
             return
         sharding = self._sharding(node, complete=True)
         for v, split in zip(node.results, sharding.result_splits, strict=True):
             self.splits[v] = split
-            if self._reads_split(node) and MODEL not in split and v.dtype.is_float:  # a sum over parts
-                if self.sequences and self._is_sequence(v):
-                    self.splits[v] = tuple(MODEL if k == SEQUENCE else None for k in range(v.ndim))
-                    self.in_parts[v] = self._constrained(v, self.splits[v], node)
-                else:
-                    self.sums[v] = self._constrained(v, split, node)
+            if self._reads_split(node) and MODEL not in split and v.dtype.is_float:
+                self._add_sum(v, node)
+
+    def _add_sum(self, v: Value, node: Node) -> None:
+        """Add the layout of a result that is a sum over parts."""
+        if self.sequences and self._is_sequence(v):
+            self.splits[v] = tuple(MODEL if k == SEQUENCE else None for k in range(v.ndim))
+            self.in_parts[v] = self._constrained(v, self.splits[v], node)
+        else:
+            self.sums[v] = self._constrained(v, self.splits[v], node)
 
     def _reads_split(self, node: Node) -> bool:
         return any(v is not None and v not in self.in_parts and MODEL in self.splits[v] for v in node.operands)
