@@ -253,6 +253,35 @@ def test_metrics_do_not_broadcast(kind):
         ml.compile(model, "numpy", shapes=dict(zip(kind.inputs, ([5, 1], [5]), strict=True)))
 
 
+ONE = "ml.models.BinaryAccuracy(threshold=0.5) is for one probability"
+
+
+@pytest.mark.parametrize(
+    ("width", "labels", "text"),
+    [
+        (1, np.ones((8, 1), np.int32), ONE),
+        (1, np.ones(8, np.int32), ONE),
+        (3, np.eye(3, dtype=np.float32)[np.arange(8) % 3], "these are one-hot labels: pass their classes"),
+        (3, np.ones((8, 1), np.int32), "drop the last axis: labels[:, 0]"),
+    ],
+)
+def test_accuracy_of_labels_in_another_form_names_the_remedy(width, labels, text):
+    def loss(output):
+        return ops.mean(output)
+
+    trainer = ml.Trainer(Linear(width), ml.SGD(0.1), loss=loss, metrics="accuracy", backend="numpy", progress=False)
+    with pytest.raises(ml.ShapeError) as caught:
+        trainer.step((np.ones((8, 2), np.float32), labels))
+    assert text in str(caught.value)
+
+
+def test_text_labels_name_the_remedy():
+    trainer = ml.Trainer(Linear(3), ml.SGD(0.1), loss="cross_entropy", backend="numpy", progress=False)
+    for labels in (np.array(["a", "b"] * 4), np.array(["a", "b"] * 4, object)):
+        with pytest.raises(ml.InputError, match="number the classes: names, target = np.unique"):
+            trainer.fit(np.ones((8, 2), np.float32), labels, epochs=1)
+
+
 def test_binary_metrics_of_scores_of_classes_name_the_metric_of_classes():
     x, y = np.ones((4, 3), np.float32), np.array([0, 1, 1, 0], np.int32)
     options = {"loss": "cross_entropy", "metrics": ml.models.Recall(), "backend": "numpy", "progress": False}

@@ -14,6 +14,7 @@ from mithril import ops
 from mithril.models import (
     AveragePrecision,
     BalancedAccuracy,
+    BinaryAccuracy,
     BrierScore,
     ClassF1Score,
     ClassPrecision,
@@ -67,6 +68,7 @@ def of_probabilities() -> dict[str, Any]:
 def of_scores() -> dict[str, Any]:
     return {
         "precision": (AveragePrecision(), reference.average_precision_score(RARE, SCORES)),
+        "accuracy": (BinaryAccuracy(0.5), reference.accuracy_score(RARE, SCORES > 0.5)),
         "brier": (BrierScore(), reference.brier_score_loss(RARE, SCORES)),
     }
 

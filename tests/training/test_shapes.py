@@ -152,3 +152,34 @@ def test_transformers_take_eps(backend, kind):
         results.append(compiled.backend.to_numpy(compiled.evaluate(arrays, inputs)["y"]))
         np.testing.assert_allclose(results[-1], reference.evaluate(params, inputs)["y"], atol=2e-5)
     assert np.abs(results[0] - results[1]).max() > 1e-3
+
+
+USES = {
+    "fit": lambda trainer, x: trainer.fit(x, x[:, :1], epochs=1),
+    "validation": lambda trainer, x: trainer.fit(X, X[:, :1], epochs=1, validation=(x, x[:, :1])),
+    "evaluate": lambda trainer, x: trainer.evaluate(x, x[:, :1]),
+    "find_learning_rate": lambda trainer, x: trainer.find_learning_rate(x, x[:, :1]),
+}
+
+
+class Scaled(ml.models.Layer):
+    """A layer whose parameter broadcasts against any number of features."""
+
+    def build(self, x):
+        return x * self.param("scale", (x.shape[-1],), "ones")
+
+
+@pytest.mark.parametrize("use", USES)
+def test_batches_of_another_width_are_refused_before_they_run(use, backend):
+    for model, name, trained, needed in ((Linear(1), "weight", "1, 3", "1, 2"), (Scaled(), "scale", "3", "1")):
+        loss = "mse" if name == "weight" else squared
+        trainer = ml.Trainer(model, ml.SGD(0.0), loss=loss, backend=backend, progress=False)
+        trainer.step((X, X[:, :1] if name == "weight" else X))
+        with pytest.raises(ml.InputError) as caught:
+            USES[use](trainer, X[:, : 2 if name == "weight" else 1])
+        assert str(caught.value) == (
+            f"'{name}' has the shape [{trained}]; this batch requires [{needed}]\n"
+            f"  the batch: 'input' [16, {2 if name == 'weight' else 1}]\n"
+            "hint: pass batches of the sizes that training began with, or make a new Trainer"
+        )
+        trainer.begin((X[:, :2], X[:, :2] if name == "scale" else X[:, :1]))  # which starts from the beginning

@@ -107,12 +107,26 @@ def test_early_stopping_restores_the_best():
     np.testing.assert_array_equal(arrays(subject)["first.weight"], seen[1]["first.weight"])
 
 
+def test_columns_of_other_callbacks_are_watched():
+    class Validates(ml.Callback):
+        def epoch_end(self, trainer, row):
+            row["val_loss"] = 1.0 / trainer.epoch
+
+    stopping = ml.EarlyStopping()
+    trainer(callbacks=[Validates(), stopping]).fit(loader(), 2)
+    assert stopping.best == 0.5
+
+
 def test_early_stopping_lists_available_metrics():
     with pytest.raises(OptionError) as caught:
         trainer(callbacks=[ml.EarlyStopping()]).fit(loader(), 1)
     assert str(caught.value) == (
         "EarlyStopping watches 'val_loss', which is not measured\n  measured: loss\nhint: give fit(validation=...)"
     )
+    subject = trainer(callbacks=[ml.ReduceLROnPlateau()], metrics="accuracy")
+    with pytest.raises(OptionError, match=r"ReduceLROnPlateau watches(.|\n)*measured: loss, accuracy\n"):
+        subject.fit(loader(), 1)
+    assert subject.steps == 0  # before an epoch, which may take hours
     for name, hint in [("val_lost", "did you mean 'val_loss'"), ("val_accuracy", "metrics='accuracy'")]:
         with pytest.raises(OptionError, match=f"(?s)'{name}'.*measured: loss, val_loss\nhint: .*{hint}"):
             trainer(callbacks=[ml.EarlyStopping(name)]).fit(loader(), 1, validation=loader())
@@ -473,6 +487,7 @@ def test_history():
     assert history["loss"] == [1.0, 0.5]
     assert np.isnan(history["val_loss"][0])
     assert str(history) == "loss 1\nloss 0.5  val_loss 0.25"
+    assert [row["loss"] for row in history] == history["loss"]
     with pytest.raises(KeyError, match="columns: loss, val_loss"):
         history["accuracy"]
 

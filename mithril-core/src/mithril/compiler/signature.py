@@ -162,7 +162,10 @@ def _dtype_of(name: str, kind: Any) -> DType:
     try:
         return as_dtype(kind)
     except DTypeError:
-        raise InputError(f"input '{name}' has the unsupported dtype {kind}") from None
+        # DataFrames and NumPy hold names of classes as text or objects.
+        text = getattr(kind, "kind", "") in ("U", "S", "O", "T")
+        hint = f"number the classes: names, {name} = np.unique({name}, return_inverse=True)" if text else ""
+        raise InputError(f"input '{name}' has the unsupported dtype {kind}", hint=hint) from None
 
 
 def as_numpy(name: str, x: Any) -> np.ndarray[Any, Any]:

@@ -26,8 +26,8 @@ HOMES = {
     ),
     "layers.linear": ("Embedding", "Linear", "MLP"),
     "layers.metrics": (
-        *("AUC", "Accuracy", "ConfusionMatrix", "F1Score", "MeanAbsoluteError", "MeanSquaredError", "Metric"),
-        *("Perplexity", "Precision", "R2Score", "Recall", "TopKAccuracy"),
+        *("AUC", "Accuracy", "BinaryAccuracy", "ConfusionMatrix", "F1Score", "MeanAbsoluteError"),
+        *("MeanSquaredError", "Metric", "Perplexity", "Precision", "R2Score", "Recall", "TopKAccuracy"),
     ),
     "layers.mixture": ("MixtureOfExperts",),
     "layers.normalization": (

@@ -76,16 +76,24 @@ def count_of(x: Any) -> Any:
     return ops.cast(size_value(value=count), dtype="float32")
 
 
+ONE_SCORE = "ml.models.BinaryAccuracy(threshold=0.5) is for one probability, threshold=0.0 for one logit per row"
+
+
 def expect_labels(metric: str, logits: Value, labels: Value, axis: int = -1) -> None:
     """Raise unless there is one label for each row of logits."""
     axis = normalize_axis(axis, max(logits.ndim, 1))
     rows = tuple(d for k, d in enumerate(logits.shape) if k != axis)
     if len(rows) != len(labels.shape):
+        hint = "drop the last axis: labels[:, 0]" if labels.shape == (*rows, 1) else ""
+        if labels.shape == logits.shape and labels.ndim:
+            hint = f"these are one-hot labels: pass their classes, labels.argmax({axis})"
         raise ShapeError(
             f"{metric} expected labels {shape_text(rows)}, one for each row of logits, got {shape_text(labels.shape)}",
             facts=[f"logits {shape_text(logits.shape)}"],
-            hint="drop the last axis: labels[:, 0]" if labels.shape == (*rows, 1) else None,
+            hint=ONE_SCORE if logits.shape[axis : axis + 1] == (1,) else hint,
         )
+    if logits.shape[axis : axis + 1] == (1,):  # the largest of one logit is always class 0
+        raise ShapeError(f"{metric} compares the logits of classes, and there is one", hint=ONE_SCORE)
     expect_paired(metric, {"rows of logits": rows, "labels": labels.shape}, scalar=False)
 
 
@@ -100,6 +108,19 @@ class Accuracy(_Mean):
     def elements(self, logits: Value, labels: Value) -> Any:
         expect_labels("Accuracy", logits, labels, self.axis)
         return ops.equal(ops.argmax(logits, axis=self.axis), ops.cast(labels, dtype="int32"))
+
+
+class BinaryAccuracy(_Mean):
+    """The fraction of scores on the side of ``threshold`` that their labels, 0 and 1, say."""
+
+    inputs = ("predictions", "labels")
+
+    def __init__(self, threshold: float = 0.5) -> None:
+        self.threshold = threshold
+
+    def elements(self, predictions: Value, labels: Value) -> Any:
+        expect_paired("BinaryAccuracy", {"predictions": predictions.shape, "labels": labels.shape}, scalar=False)
+        return ops.equal(ops.cast(ops.greater(predictions, self.threshold), dtype="float32"), _positive(labels))
 
 
 class TopKAccuracy(_Mean):

@@ -46,6 +46,7 @@ EXAMPLES: dict[str, tuple[str, list[int] | dict[str, list[int]]]] = {
     "BatchNorm3d": ("BatchNorm3d(3)", VOLUME),
     "AveragePrecision": ("AveragePrecision()", SCORES),
     "BalancedAccuracy": ("BalancedAccuracy(3)", CLASSES),
+    "BinaryAccuracy": ("BinaryAccuracy(threshold=0.5)", SCORES),
     "BrierScore": ("BrierScore()", SCORES),
     "ClassF1Score": ("ClassF1Score(3)", CLASSES),
     "ClassPrecision": ("ClassPrecision(3)", CLASSES),

@@ -67,7 +67,8 @@ def _array(name: str, x: Any) -> Any:
         raise InputError(
             f"column '{name}' of the batch is not an array of numbers",
             facts=[f"got {type(x).__name__} of {array.dtype}"],
-            hint="leave it out with DataLoader(collate=...)",
+            hint=f"number the classes: names, {name} = np.unique({name}, return_inverse=True); leave out other columns "
+            "with DataLoader(collate=...)",
         )
     if array.dtype == np.float64:
         return array.astype(np.float32)

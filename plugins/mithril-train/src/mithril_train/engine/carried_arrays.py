@@ -13,7 +13,7 @@ import numpy as np
 
 from mithril.backend import Backend, to_numpy
 from mithril.compiler import ModelCompiler, assemble_of, missing_or_unknown
-from mithril.graph import Decisions, Graph, InputError, MithrilError, unknown
+from mithril.graph import Decisions, Graph, InputError, MithrilError, shape_text, unknown
 from mithril_parallel.sharding.tensor_parts import PartedTensor, held, in_memory
 from mithril_train.step.step import TrainState, carried_values, parameter_names, trained_names
 from mithril_train.step.step_config import StepConfig
@@ -63,6 +63,22 @@ class CarriedArrays:
         drawn_names = [n for n in self.parameters if initial_values and n not in initial_values]
         if drawn_names:
             self.decisions.record("choice", f"not among params, drawn from the seed: {', '.join(drawn_names)}")
+
+    def forget_sizes(self) -> None:
+        """Let the next batch determine the sizes of all arrays."""
+        self._shapes = {}
+
+    def check_sizes(self, traced: Graph) -> None:
+        """Raise if a batch needs arrays of other sizes: its step would fail in the framework, or broadcast them."""
+        for i in (*traced.with_role("param"), *traced.with_role("state")):
+            shape = self._shapes.get(i.name, i.type.shape)
+            if shape != i.type.shape:
+                inputs = (f"'{x.name}' {shape_text(x.type.shape)}" for x in traced.with_role("input"))
+                raise InputError(
+                    f"'{i.name}' has the shape {shape_text(shape)}; this batch requires {shape_text(i.type.shape)}",
+                    facts=[f"the batch: {', '.join(inputs)}"],
+                    hint="pass batches of the sizes that training began with, or make a new Trainer",
+                )
 
     def _needed(self, arrays: Mapping[str, Any], expected: Collection[str]) -> Mapping[str, Any]:
         """Return the arrays without those of a part of the model that no output depends on."""

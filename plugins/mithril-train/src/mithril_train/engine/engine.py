@@ -163,6 +163,7 @@ class Engine(CarriedArrays):
         ``initial_values`` and ``state`` replace randomly initialized arrays. The executable is built first: it knows
         where each array belongs, so that no device ever holds a complete copy of an array that is sharded.
         """
+        self.forget_sizes()
         traced, _, _ = self.traced(batch, training=True)
         self.declare(traced, initial_values, state)
         step = self.prepare(batch)
@@ -328,6 +329,7 @@ class Engine(CarriedArrays):
         if self._traced is None or self._traced[0] != key:
             stages, types = self.augmentations.stages(columns) if training and self.augmentations else ([], columns)
             traced = self.compiler.pipeline.trace({n: types.get(n, t) for n, t in inputs.items()}, training=training)
+            self.check_sizes(traced)
             replaced: dict[str, Value] = {}
             if stages:
                 traced, replaced = augmented(stages, traced, columns)

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TextIO
@@ -141,6 +141,16 @@ def value_of(row: Row, monitor: str, who: str) -> float:
             hint="give fit(validation=...)" if lacks_validation else hint,
         )
     return row[monitor]
+
+
+def expect_validation(watchers: Sequence[Callback], measured: Iterable[str]) -> None:
+    """Raise at once, not after an epoch of hours, if one of our callbacks watches a value of validation."""
+    if not all(type(watcher).__module__.startswith("mithril_train.") for watcher in watchers):
+        return  # a callback of the user may validate, and add columns to the row
+    for watcher in watchers:
+        monitor = getattr(watcher, "monitor", None) or ""
+        if monitor.startswith("val_"):
+            value_of(dict.fromkeys(measured, math.nan), monitor, type(watcher).__name__)
 
 
 class EarlyStopping(Callback):

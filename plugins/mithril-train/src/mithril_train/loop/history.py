@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,10 @@ class History:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        """Iterate over the rows of the epochs, which ``pandas.DataFrame(history)`` reads too."""
+        return iter(self.rows)
 
     def __repr__(self) -> str:
         return f"<History of {len(self)} epochs: {', '.join(self.columns)}>"

@@ -22,7 +22,7 @@ from mithril_train.engine.batches import is_batch, rows
 from mithril_train.engine.engine import Engine, compiler_of
 from mithril_train.engine.nonfinite import not_finite
 from mithril_train.loop import checkpoint, checkpointing, ranks
-from mithril_train.loop.callbacks import Callback, Training
+from mithril_train.loop.callbacks import Callback, Training, expect_validation
 from mithril_train.loop.checkpoint_callback import Checkpoint, load_latest, resume as resume_training
 from mithril_train.loop.fit_data import BATCH_SIZE, ClassWeight, source_of, split, validation_source
 from mithril_train.loop.history import History, Totals, line
@@ -382,6 +382,8 @@ class Trainer(TrainerEvaluation):
         resume: str | os.PathLike[str] | None,
         progress: int | None,
     ) -> None:
+        if validation[0] is None:
+            expect_validation(watchers, dict.fromkeys(["loss", *self.engine.recipe.metrics]))
         if resume is not None:
             resume_training(self, resume)
         ranks.agree(self)

@@ -199,7 +199,13 @@ METRICS: Mapping[str, type[Layer]] = {
 
 
 # Metrics whose threshold depends on the outputs: probabilities or logits.
-THRESHOLDED = {"f1": "F1Score", "f1_score": "F1Score", "precision": "Precision", "recall": "Recall"}
+THRESHOLDED = {
+    "binary_accuracy": "BinaryAccuracy",
+    "f1": "F1Score",
+    "f1_score": "F1Score",
+    "precision": "Precision",
+    "recall": "Recall",
+}
 
 SHORT = {
     "bce": "binary_cross_entropy",
