@@ -289,6 +289,20 @@ def test_inputs_that_the_model_declares_need_no_shape():
     assert tokens_array.dtype == "int32" and tokens_array.shape == (2, 3)
 
 
+def test_a_file_without_a_name_lists_its_names(tmp_path):
+    from mithril.graph.errors import ModelError
+    from mithril_tools.cli.models import load_member
+
+    file = tmp_path / "net.py"
+    file.write_text("import os\n_hidden = 1\nmodel: object = 3\nclass Net: pass\ndef make(): pass\nmodel = os\n")
+    for place, text in [(str(file), "names no model"), (f"{file}:modle", "has no 'modle'")]:
+        with pytest.raises(ModelError, match=f"(?s){text}.*its names: model, Net, make"):
+            load_member(place)
+    file.write_text("model = (")
+    with pytest.raises(ModelError, match="names no model\nhint: write file.py:name"):
+        load_member(str(file))
+
+
 def test_inputs_of_unknown_shape_are_requested():
     from mithril.graph.errors import InputError
     from mithril.models import Model, Relu

@@ -40,15 +40,33 @@ def load_member(place: str) -> Any:
     """Import a member of a module."""
     module_name, separator, name = place.rpartition(":")
     if not separator:
-        missing = [] if Path(place).exists() else ["there is no such file or folder"]
-        raise ModelError(f"'{place}' names no model", facts=missing, hint=PLACES)
+        facts = names_in(Path(place)) if Path(place).exists() else ["there is no such file or folder"]
+        raise ModelError(f"'{place}' names no model", facts=facts, hint=PLACES)
     module = _reporting(module_name, lambda: _module(module_name))
     if not hasattr(module, name):
         suggestions = closest(name, [n for n in vars(module) if not n.startswith("_")], 1)
         raise ModelError(
-            f"'{module_name}' has no '{name}'", hint=f"did you mean '{suggestions[0]}'?" if suggestions else None
+            f"'{module_name}' has no '{name}'",
+            facts=names_in(Path(module_name)),
+            hint=f"did you mean '{suggestions[0]}'?" if suggestions else None,
         )
     return getattr(module, name)
+
+
+def names_in(path: Path) -> list[str]:
+    """Return a fact about the names that a file defines, read without running it."""
+    try:
+        statements = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):
+        return []
+    names: list[str] = []
+    for statement in statements:
+        if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            names.append(statement.name)
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        names += [target.id for target in targets if isinstance(target, ast.Name)]
+    public = [name for name in dict.fromkeys(names) if not name.startswith("_")]
+    return [f"its names: {', '.join(public)}"] if public else []
 
 
 def _reporting(name: str, run: Callable[[], Any]) -> Any:
