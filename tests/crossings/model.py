@@ -269,6 +269,12 @@ SOURCES = (
         (
             Excluded("training differs from inference", network="dropout branch convolutions"),
             Excluded("ONNX has no form of the operation", network="foreign"),
+            Refused(
+                "a weight of several layers belongs to none of them in ONNX",
+                "last has no parameter weight",
+                network="tied",
+                surgery="lora",
+            ),
             JSON_CODE,
         ),
     ),
@@ -485,7 +491,11 @@ PRECISIONS = (
             Excluded("calibrated on 32 rows", source="stablehlo"),
         ),
     ),
-    Value("aware8", rounding, (UNROUNDED,)),
+    Value(
+        "aware8",
+        rounding,
+        (UNROUNDED, Excluded("the reference rounds the weight in the embedding, too", network="tied")),
+    ),
     Value("nf4", precision(0.3, quantization={"weights": "nf4"}, static_inference=True), (INFERENCE,)),
 )
 
@@ -657,7 +667,7 @@ MODE_LIMITS: dict[str, tuple[Limit, ...]] = {
     "generate": (DECODERS,),
     "to_llama": (
         DECODERS,
-        Refused("files of llama.cpp hold the layers of its families", "family", surgery="lora hook"),
+        Refused("files of llama.cpp hold the layers of its families", "family", surgery="lora replace hook"),
     ),
     "adversarial": (
         Excluded("each pass changes statistics", network="convolutions dropout branch"),

@@ -365,7 +365,8 @@ def expected_adversarial(case: Any, params: Arrays) -> Arrays:
     velocity = {name: np.zeros_like(x) for name, x in values.items()}
     _, columns = data(case)
     rounding = rounded_names(case, compiled)
-    rounding |= {"critic.last.weight"} if rounding else set()  # the other one has rows of three numbers
+    if case.rounded:
+        rounding["critic.last.weight"] = False  # the other one has rows of three numbers
 
     def update(gradients: Arrays) -> None:
         for name, g in gradients.items():
@@ -388,26 +389,32 @@ def expected_adversarial(case: Any, params: Arrays) -> Arrays:
     return {name if name.startswith("critic.") else f"generator.{name}": x for name, x in values.items()}
 
 
-def rounded_names(case: Any, compiled: Any) -> set[str]:
-    """Return the names of the weights that quantization-aware training rounds: those of linear layers."""
-    if not case.rounded:
-        return set()
-    weights = [node.operands[1] for node in compiled.graph.nodes if node.op.name == "linear"]
-    return {
-        w.name
-        for w in weights
-        if w in {i.value for i in compiled.graph.with_role("param")} and w.shape[-1] % BLOCK == 0
-    }
+def rounded_names(case: Any, compiled: Any) -> dict[str, bool]:
+    """Return the weights that quantization-aware training rounds, and whether these are [in, out]."""
+    names, graph = {}, compiled.graph
+    for node in graph.nodes if case.rounded else ():
+        if node.op.name not in ("linear", "matmul"):
+            continue
+        weight, input_major = node.operands[1], node.op.name == "matmul"
+        producer = graph.producers.get(weight)
+        if input_major and producer is not None and producer.op.name == "transpose":
+            weight, input_major = producer.operands[0], False
+        is_param = weight in {i.value for i in graph.with_role("param")} and weight.ndim == 2
+        if is_param and weight.shape[0 if input_major else 1] % BLOCK == 0:
+            names[weight.name] = input_major
+    return names
 
 
-def rounded(params: Arrays, names: set[str]) -> Arrays:
+def rounded(params: Arrays, names: dict[str, bool]) -> Arrays:
     """Round weights to multiples of a scale of each block: its largest magnitude / 127, in 16 bits."""
     result = dict(params)
-    for name in names:
-        blocks = params[name].reshape(-1, BLOCK)
+    for name, input_major in names.items():
+        rows = params[name].T if input_major else params[name]
+        blocks = rows.reshape(-1, BLOCK)
         scale = (np.abs(blocks).max(1, keepdims=True) / 127).astype(np.float16).astype(blocks.dtype)
         scale[scale == 0] = 1
-        result[name] = (np.clip(np.round(blocks / scale), -128, 127) * scale).reshape(params[name].shape)
+        values = (np.clip(np.round(blocks / scale), -128, 127) * scale).reshape(rows.shape)
+        result[name] = values.T if input_major else values
     return result
 
 

@@ -5,8 +5,9 @@ import pytest
 from small import trainer
 
 import mithril as ml
+from mithril import ops
 from mithril.graph.errors import OptionError
-from mithril.models import Accuracy, Linear, Model, Relu
+from mithril.models import Accuracy, Layer, Linear, Model, Relu
 
 DRAW = np.random.default_rng(1)
 X = DRAW.normal(size=(256, 64)).astype(np.float32)
@@ -21,11 +22,12 @@ def network():
     return model
 
 
-def q8(x):
+def q8(x, largest=127):
     """Blocks of 32 along the last axis, the scale in 16 bits: ggml's q8_0, by NumPy."""
     blocks = x.reshape(-1, 32)
-    scale = (np.abs(blocks).max(-1, keepdims=True) / np.float32(127)).astype(np.float16).astype(np.float32)
-    return (np.clip(np.round(blocks / np.where(scale > 0, scale, 1)), -128, 127) * scale).reshape(x.shape)
+    scale = (np.abs(blocks).max(-1, keepdims=True) / np.float32(largest)).astype(np.float16).astype(np.float32)
+    steps = np.clip(np.round(blocks / np.where(scale > 0, scale, 1)), -largest - 1, largest)
+    return (steps * scale).reshape(x.shape)
 
 
 def test_outputs_are_those_of_rounded_weights_and_inputs():
@@ -58,6 +60,32 @@ def test_layers_may_stay_and_blocks_must_fit():
     assert any("'last' is not trained for 8 bits: 96" in d.message for d in odd.engine.decisions)
     with pytest.raises(OptionError, match="unknown key 'bit' of quantization_aware"):
         trainer(network(), quantization_aware={"bit": 8}).begin((X[:8], Y[:8]))
+
+
+@pytest.mark.parametrize("layout", [lambda w: w, lambda w: ops.transpose(w, perm=(1, 0))])
+def test_products_are_rounded_at_each_level(layout):
+    class Product(Layer):
+        """A linear layer as importers write it."""
+
+        def build(self, x):
+            return ops.matmul(x, layout(self.param("weight", (64, 64), "xavier_uniform")))
+
+    outputs = []
+    for level in ("none", "medium"):
+        model = Model()
+        model += Product(name="only")(input="input")
+        subject = trainer(model, quantization_aware={"bits": 4}, optimization_level=level, seed=1)
+        subject.begin((X[:8], Y[:8]))
+        outputs.append(subject.predict(X[:8]))
+    w = np.asarray(subject.params["only.weight"])
+    rows = w.T if layout(w) is w else w  # [out, in]: blocks are along the contracted axis
+    np.testing.assert_allclose(outputs[0], q8(X[:8], 7) @ q8(rows, 7).T, atol=2e-3)
+    np.testing.assert_allclose(outputs[0], outputs[1], atol=2e-3)
+
+
+@pytest.mark.parametrize("bits", [8, 2])
+def test_the_numeric_check_of_passes_allows_the_rounding(bits):
+    trainer(network(), quantization_aware={"bits": bits}, verify="numeric").begin((X[:8], Y[:8]))
 
 
 def test_ggml_int8_shows_the_accuracy_of_training(usable):

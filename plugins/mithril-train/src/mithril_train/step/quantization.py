@@ -14,7 +14,7 @@ from typing import Any
 
 from mithril import Graph, Node, OptionError, Value, ops
 from mithril.backend import covers
-from mithril.passes import PassContext
+from mithril.passes import PassContext, pass_
 
 TAG = "quantized"
 
@@ -44,17 +44,18 @@ class Grid:
         return any(covers(pattern, path) for pattern in self.keep)
 
 
+@pass_(name="quantization-aware", exact=False, tolerance=2.0)  # two bits move a number by half of the largest
 def quantization_aware(graph: Graph, context: PassContext) -> Graph:
     """Round weights and inputs of linear layers to the grid."""
     grid = Grid.of(context.option("quantization_aware"))
-    params = {i.value for i in graph.with_role("param")}
     editor = graph.edit()
-    rounded: dict[Value, Value] = {}
+    rounded: dict[tuple[Value | None, bool], Value] = {}
     for node in editor.nodes():
-        if not _should_quantize(node, params):
+        w, input_major = _weight(node, graph)
+        if w is None:
             continue
-        x, w = node.operands[0], node.operands[1]
-        size = w.shape[-1]
+        x = node.operands[0]
+        size = w.shape[0 if input_major else -1]
         path = node.origin.path or w.name
         if grid.keeps(path):
             continue
@@ -65,17 +66,32 @@ def quantization_aware(graph: Graph, context: PassContext) -> Graph:
             editor.replace_node(node, _mark_processed(node, node.operands))
             continue
         with editor.before(node):
-            for value in (w, x) if grid.activations else (w,):
-                if value not in rounded:
-                    rounded[value] = round_to_grid(value, grid)
-        operands = (rounded.get(x, x), rounded[w], *node.operands[2:])
+            for value, is_input_major in ((w, input_major), (x, False)) if grid.activations else ((w, input_major),):
+                if (value, is_input_major) not in rounded:
+                    rows = ops.transpose(value, perm=(1, 0)) if is_input_major else value
+                    rounded[value, is_input_major] = round_to_grid(rows, grid)
+            weight = rounded[w, input_major]
+            if node.op is ops.matmul:
+                weight = ops.transpose(weight, perm=(1, 0))
+        operands = (rounded.get((x, False), x), weight, *node.operands[2:])
         editor.replace_node(node, _mark_processed(node, operands))
     return editor.freeze()  # type: ignore[no-any-return]
 
 
-def _should_quantize(node: Node, params: set[Value]) -> bool:
-    fresh = node.op is ops.linear and TAG not in node.tags and node.tags.get("phase") != "backward"
-    return fresh and node.operands[1] in params and node.operands[1].dtype.is_float
+def _weight(node: Node, graph: Graph) -> tuple[Value | None, bool]:
+    """Return the weight of a linear layer, and whether its first axis is the contracted one, as in ``x @ w``.
+
+    At low levels no pass has made ``x @ transpose(w)``, which importers write, a ``linear``.
+    """
+    if node.op not in (ops.linear, ops.matmul) or TAG in node.tags or node.tags.get("phase") == "backward":
+        return None, False
+    w, input_major = node.operands[1], node.op is ops.matmul
+    assert w is not None
+    producer = graph.producers.get(w)
+    if input_major and producer is not None and producer.op is ops.transpose and producer.attributes["perm"] == (1, 0):
+        w, input_major = producer.operands[0], False
+    is_weight = w in graph.input_of and graph.input_of[w].role == "param" and w.ndim == 2 and w.dtype.is_float
+    return (w, input_major) if is_weight else (None, False)
 
 
 def _mark_processed(node: Node, operands: tuple[Value | None, ...]) -> Node:
