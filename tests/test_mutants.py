@@ -6,7 +6,7 @@ from pathlib import Path
 
 TOOL = Path(__file__).parents[1] / "tools" / "mutants.py"
 SOURCE = '''"""A file with one line that no test reaches."""
-SIDE = "left"
+SIDES = dict(zip("lr", ("left", "right"), strict=True))
 
 
 def clipped(x: int, log: list[int]) -> int:
@@ -61,6 +61,7 @@ def test_lists_unnoticed_changes(tmp_path):
         "13: survived: x + 1 -> (x - 1)",
         "18: time: n -= 1 -> removed",
     } <= lines, result.stdout + result.stderr
+    assert not any("True -> False" in line for line in lines)  # `strict` asserts
     assert result.returncode == 1
     assert file.read_text() == SOURCE
     assert not list(tmp_path.rglob("__pycache__/thing*"))
