@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from mithril import ops
-from mithril.backend.memory_plan import STRATEGIES, Buffer, check_limit, find_strategy, format_bytes, parse_bytes, plan
-from mithril.graph import Builder
+from mithril.backend.memory_plan import (
+    ORDERS,
+    STRATEGIES,
+    Buffer,
+    check_limit,
+    find_strategy,
+    format_bytes,
+    in_place_updates,
+    lowest_offsets,
+    parse_bytes,
+    plan,
+    state_updates,
+)
+from mithril.graph import Builder, Output
 from mithril.graph.dims import Dim
 from mithril.graph.errors import MemoryLimitError, OptionError
 
@@ -50,6 +64,64 @@ def test_a_graph_is_planned_near_its_peak(name):
     assert all(result.offset(v) % 64 == 0 for v in result.buffer_of)
 
 
+def placed(strategy, *buffers):
+    buffers = [Buffer([], size, start, end) for size, start, end in buffers]
+    find_strategy(strategy)(buffers)
+    return [b.offset for b in buffers]
+
+
+def test_best_fit_uses_the_rest_of_a_gap_and_joins_gaps():
+    assert placed("best_fit", (128, 0, 1), (64, 0, 9), (64, 2, 9), (64, 3, 9)) == [0, 128, 0, 64]
+    assert placed("best_fit", (64, 0, 0), (64, 0, 1), (64, 0, 9), (128, 2, 9)) == [0, 64, 128, 0]
+    assert placed("best_fit", (64, 0, 1), (64, 0, 0), (64, 0, 9), (128, 2, 9)) == [0, 64, 128, 0]
+    assert placed("best_fit", (64, 0, 9), (64, 0, 1), (128, 2, 9)) == [0, 64, 64]  # the last gap lowers the top
+
+
+@pytest.mark.parametrize(("number", "seed"), list(enumerate([14, 50, 11, 16, 51])))
+def test_each_order_alone_is_the_best_for_some_buffers(number, seed):
+    rng = random.Random(seed)
+    draws = [(64 * rng.randint(1, 9), rng.randint(0, 12), rng.randint(0, 6)) for _ in range(8)]
+    buffers = [Buffer([], size, start, start + steps) for size, start, steps in draws]
+
+    def arena(offsets):
+        return max(offset + b.size for offset, b in zip(offsets, buffers, strict=True))
+
+    sizes = [arena(lowest_offsets(buffers, sorted(range(8), key=lambda k: order(buffers[k])))) for order in ORDERS]
+    assert sizes.index(min(sizes)) == number and sizes.count(min(sizes)) == 1
+    find_strategy("smallest")(buffers)
+    assert arena([b.offset for b in buffers]) == sizes[number]
+
+
+def test_views_of_views_of_inputs_have_no_buffer():
+    with Builder() as b:
+        x = b.input("x", (4, 6))
+        y = ops.exp(ops.reshape(ops.reshape(x, shape=(24,)), shape=(6, 4)))
+    result = plan(b.build({"y": y}))
+    assert result.buffer_of.keys() == {y} and result.in_place == 0
+
+
+@pytest.mark.parametrize(
+    ("outputs", "reason"),
+    [
+        ("next", ""),
+        ("next before", "it is also an output"),
+        ("next next", "it is also an output"),
+        ("next sum", "'sum' reads its old value"),
+    ],
+)
+def test_a_state_is_updated_in_place_if_nothing_else_reads_it(outputs, reason):
+    with Builder() as b:
+        x = b.input("x", (8, 4), role="state")
+        update = ops.dynamic_update_slice(x, b.input("u", (2, 4)), b.input("starts", (2,), "int32"))
+        values = {"next": update, "before": x, "sum": ops.sum(x) if "sum" in outputs else x}
+    state, *more = (values[name] for name in outputs.split())
+    graph = b.build([Output(state, "x", "state", "x"), *(Output(v, f"y{k}") for k, v in enumerate(more))])
+    ((value, (owner, cause, _)),) = state_updates(graph, {x}).items()
+    assert (value is update, owner is x, cause) == (True, True, reason)
+    assert (in_place_updates(graph, {x}).get(update) is x) == (not reason)
+    assert in_place_updates(graph) == {}  # no input is tagged as donated
+
+
 def rows_of(buffers):
     """Place buffers in sequence, as a user's strategy."""
     offset = 0
@@ -90,6 +162,10 @@ def test_a_limit_names_the_two_numbers_and_the_largest():
         (0.5, 5 * 10**8),
         (1e-5, 10**4),
         (".5 kB", 500),
+        ("7B", 7),
+        ("3 KiB", 3072),
+        ("2MB", 2 * 10**6),
+        (0, 0),
     ],
 )
 def test_memory_limits_are_parsed(limit, expected):
@@ -103,4 +179,4 @@ def test_invalid_limits_are_rejected(limit):
 
 
 def test_byte_sizes_are_formatted():
-    assert [format_bytes(n) for n in (0, 999, 1234567, 5e12)] == ["0 B", "999 B", "1.23 MB", "5 TB"]
+    assert [format_bytes(n) for n in (0, 999, 999_600, 1234567, 5e12)] == ["0 B", "999 B", "1 MB", "1.23 MB", "5 TB"]

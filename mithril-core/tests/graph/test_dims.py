@@ -76,6 +76,10 @@ def test_a_size_is_neither_a_bool_nor_a_number():
         (B % 4, (0, 3)),
         (L, (0, None)),
         (L - B, (-32, None)),
+        (minimum(B, L), (0, 32)),
+        (maximum(B, L), (1, None)),
+        (maximum(B, Dim("C", 4, 8)), (4, 32)),
+        (B * minimum(B - 5, L), (None, None)),  # a factor may be negative
         (5, (5, 5)),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mithril as ml
-from mithril.graph import Builder, verify
+from mithril.graph import Builder, parse, verify
 from mithril.models import Embedding, Linear, Model, MSELoss, Relu, TransformerEncoderLayer
 from mithril.ops import dequantize, exp, linear, matmul, relu, softmax, sum, transpose
 from mithril.passes import PassContext, PassManager
@@ -27,7 +27,7 @@ def chain():
     with Builder() as b:
         x = b.input("x", (4, 8))
         w, c = b.param("w", (8, 8)), b.param("c", (8,))
-        y = sum(exp(relu(matmul(x, w) + c)), axis=1)
+        y = sum(exp(relu(matmul(x, w) + c) * 2.0), axis=1)
     return b.build({"y": y})
 
 
@@ -38,10 +38,14 @@ def test_products_are_small_followers_follow_and_the_rest_is_full():
         "matmul": "bfloat16",
         "add": "bfloat16",
         "relu": "bfloat16",
+        "constant": "float32",
+        "mul": "bfloat16",  # by a scalar, which follows as well
         "exp": "float32",
         "sum": "float32",
     }
     assert result.outputs[0].dtype is ml.float32
+    renamed = small(parse(str(chain()).replace("%relu", "%gate")))
+    assert "gate" in {n.result.name for n in renamed.nodes}
 
 
 def test_parameters_stay_full_and_are_cast_once():
@@ -146,7 +150,8 @@ def test_a_product_of_quantized_weights_stays_full():
     """A 16-bit dtype would replace its quantized weights, also behind a transpose, by numbers."""
     with Builder() as b:
         x, q, scale = b.input("x", (4, 8)), b.input("q", (8, 8), "int8"), b.input("scale", ())
-        y = matmul(matmul(x, transpose(dequantize(q, scale), perm=(1, 0))), b.param("w", (8, 8)))
+        quantized = matmul(x, transpose(dequantize(q, scale), perm=(1, 0)))
+        y = matmul(quantized, transpose(b.param("w", (8, 8)), perm=(1, 0)))
     assert [n.result.dtype.name for n in small(b.build({"y": y})).nodes if n.op.name == "matmul"] == [
         "float32",
         "bfloat16",

@@ -422,7 +422,7 @@ def check_limit(graph: Graph, plan: MemoryPlan, limit: int, sizes: Mapping[str, 
 def format_bytes(size: float) -> str:
     """Format a number of bytes: 1234567 as 1.23 MB."""
     for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
+        if size < 999.5:  # more is 1e+03 with three digits
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} TB"

@@ -340,11 +340,11 @@ def bounds(size: Size) -> tuple[int | None, int | None]:
 
 
 def _monomial_bounds(monomial: Monomial) -> tuple[int | None, int | None]:
-    low: int | None = 1
+    low = 1
     high: int | None = 1
     for atom in monomial:
         a, b = (atom.low, atom.high) if isinstance(atom, Symbol) else _call_bounds(atom)
-        if a is None or a < 0 or low is None or low < 0:
+        if a is None or a < 0:
             return None, None  # shapes never contain products of negative factors
         low *= a
         high = None if high is None or b is None else high * b
