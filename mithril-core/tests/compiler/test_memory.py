@@ -21,6 +21,7 @@ from mithril.backend.memory_plan import (
     plan,
     state_updates,
 )
+from mithril.compiler import format_si
 from mithril.graph import Builder, Output
 from mithril.graph.dims import Dim
 from mithril.graph.errors import MemoryLimitError, OptionError
@@ -176,6 +177,11 @@ def test_memory_limits_are_parsed(limit, expected):
 def test_invalid_limits_are_rejected(limit):
     with pytest.raises(OptionError):
         parse_bytes(limit)
+
+
+def test_numbers_are_formatted():
+    numbers = {0: "0", 999: "999", 999_600: "1M", 1234567: "1.23M", 5e9: "5G", 7e15: "7e+03T"}
+    assert {n: format_si(n) for n in numbers} == numbers
 
 
 def test_byte_sizes_are_formatted():

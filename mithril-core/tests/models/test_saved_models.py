@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from copy import deepcopy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -157,10 +159,12 @@ def test_separated_layers_stay_separate():
     assert again.first is not again.second
 
 
-def test_tags_inside_layers_return():
+def test_tags_and_frozen_parameters_return():
     layer = MLP([3, 2])
     layer.layers[1].set_attribute("stage", 1)
-    assert restored(layer, input=[2, 3]).layers[1].tags == {"stage": 1}
+    layer.freeze("layers.0.*", "*.bias")
+    again = restored(layer, input=[2, 3])
+    assert (again.layers[1].tags, again.frozen) == ({"stage": 1}, ("layers.0.*", "*.bias"))
 
 
 def test_connections_are_checked():
@@ -280,6 +284,21 @@ def test_changed_layers_are_refused():
         mlp.to_dict()
 
 
+def test_the_package_of_a_layer_is_written(monkeypatch):
+    monkeypatch.setattr(Scaled, "__module__", "acme.layers")
+    assert Scaled(2.0).to_dict()["layers"][0]["class"] == "Scaled"
+    monkeypatch.setitem(sys.modules, "acme", SimpleNamespace(Scaled=Scaled))
+    assert Scaled(2.0).to_dict()["layers"][0]["class"] == "acme:Scaled"
+
+
+def test_a_layer_in_its_own_arguments_is_refused():
+    kernel = []
+    layer = Scaled(2.0, kernel)
+    kernel.append(layer)
+    with pytest.raises(ModelError, match="contains itself"):
+        layer.to_dict()
+
+
 def test_no_class_outside_of_the_library_is_reached():
     names = ("os:system", "mithril_tools.cli:main", "subprocess:Popen", "builtins:eval", "Trainer", "mithril:Trainer")
     for name in names:
@@ -289,6 +308,22 @@ def test_no_class_outside_of_the_library_is_reached():
         Layer.from_dict(entry({"class": "IOKey", "arguments": ["x"]}))
     with pytest.raises(ModelError, match="not a layer"):
         Layer.from_dict(entry({"class": "hook", "arguments": ["x"]}))
+
+
+def test_exports_have_the_name_of_the_package(monkeypatch):
+    monkeypatch.setattr(ml.plugins, "exports", lambda: {"Scaled": None})
+    monkeypatch.setattr(ml.plugins, "export", {"Scaled": Scaled}.__getitem__)
+    assert isinstance(Layer.from_dict(entry({"class": "mithril:Scaled", "arguments": [2]})), Scaled)
+    for name in ("acme:Scaled", "mithril:Other"):
+        with pytest.raises(ModelError, match=f"unknown class '{name}'"):
+            Layer.from_dict(entry({"class": name, "arguments": [2]}))
+
+
+def test_operands_are_places_of_their_operation():
+    add = {"class": "Apply", "title": "add", "function": {"operation": "add"}, "keywords": {"dict": []}}
+    for template in ([{"source": 0}, {"dict": [["k", {"source": 1}]]}], [{"source": 1}]):
+        with pytest.raises(ModelError, match="an operand is missing|operand 1 does not follow 0 operands"):
+            Layer.from_dict(entry({**add, "template": template}))
 
 
 def entry(*layers):

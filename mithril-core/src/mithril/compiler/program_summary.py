@@ -26,11 +26,13 @@ from mithril.system import notebook
 
 def format_si(number: float) -> str:
     """Format a number with an SI prefix: 1234567 as 1.23M."""
-    for unit in ("", "k", "M", "G", "T"):
-        if abs(number) < 1000 or unit == "T":
-            return f"{number:.3g}{unit}" if unit else f"{int(number)}"
+    if number < 1000:
+        return str(int(number))
+    for unit in ("k", "M", "G"):
         number /= 1000
-    return ""
+        if number < 999.5:  # more is 1e+03 with three digits
+            return f"{number:.3g}{unit}"
+    return f"{number / 1000:.3g}T"
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]], width: int = 100) -> list[str]:

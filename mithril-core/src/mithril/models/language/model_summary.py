@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mithril.compiler import layer_results
+from mithril.compiler import format_si, layer_results
 from mithril.graph import (
     Dim,
     Graph,
@@ -44,7 +44,7 @@ class Row:
     def cells(self) -> list[str]:
         name = "  " * self.depth + (self.path.rpartition(".")[2] or "model")
         title = f"{name} ({self.title})" if self.title else name
-        return [title, self.result, format_si(self.params), format_si(self.flops), format_si(self.memory, "B")]
+        return [title, self.result, format_si(self.params), format_si(self.flops), f"{format_si(self.memory)}B"]
 
 
 def _indented(path: str, is_one_layer: bool) -> str:
@@ -90,7 +90,7 @@ def summarize(
     return "\n".join(
         [
             *columns(HEAD, rows, columns_available),
-            f"{params:,} parameters ({format_si(size, 'B')}), {format_si(total)} operations",
+            f"{params:,} parameters ({format_si(size)}B), {format_si(total)} operations",
         ]
     )
 
@@ -161,15 +161,6 @@ def _typical_size(size: Any) -> int:
     from mithril.graph import substitute, symbols
 
     return int(substitute(size, {s.name: max(s.low, 1) for s in symbols(size)}))
-
-
-def format_si(number: float, unit: str = "") -> str:
-    """Format a number with a unit prefix: 1234567 becomes 1.23M."""
-    for prefix in ("", "k", "M", "G", "T"):
-        if abs(number) < 1000 or prefix == "T":
-            return f"{number:.3g}{prefix}{unit}" if prefix else f"{int(number)}{unit}"
-        number /= 1000
-    raise AssertionError(number)
 
 
 def columns(head: tuple[str, ...], rows: list[list[str]], width: int) -> list[str]:
