@@ -12,6 +12,8 @@ import pytest
 from small import X, Y, trainer
 
 import mithril as ml
+from mithril_parallel.processes import World
+from mithril_parallel.sharding.storage import DamagedError, LocalFolder
 from mithril_train.loop import checkpoint as ml_checkpoint
 
 
@@ -69,6 +71,65 @@ def test_folder_of_parts_is_equal_to_a_file(tmp_path):
     shutil.rmtree(tmp_path / "parts")
     with pytest.raises(ml.InputError, match="cannot resume: '.*parts' does not exist"):
         trainer().fit(X, Y, 1, resume=tmp_path / "parts")
+
+
+def test_a_damaged_part_is_not_resumed(tmp_path):
+    """The second part alone would be found when it is read, after other processes have begun to load."""
+    for step in (3, 6):
+        fit(step // 3, tmp_path / f"run-{step}").save(tmp_path / f"run/step-{step:08d}")
+    (part,) = (tmp_path / "run/step-00000006").glob("part-*")
+    flip(part)
+    with pytest.raises(DamagedError, match="'.*step-00000006/part-.*' is damaged"):
+        ml_checkpoint.verify(str(tmp_path / "run/step-00000006"), World())
+    ml_checkpoint.verify(str(tmp_path / "run/step-00000003"), World())
+
+
+def unfinished(folder):
+    """Return the folder of two complete saves, some that did not finish, and files of others."""
+    subject = fit(1, folder.parent / "run")
+    subject.save(folder / "step-00000003.safetensors")
+    subject.save(folder / "step-00000007")
+    subject.save(folder / "step-00000009")
+    subject.save(folder / "best")
+    for name in ("step-00000009", "best"):
+        (folder / name / "commit.json").unlink()
+    for name in (".step-00000004.safetensors", ".best.safetensors", ".notes.txt"):
+        (folder / f"{name}.{'0' * 16}.part").touch()
+    (folder / ".step-notes").touch()
+    (folder / "notes").mkdir()
+    return folder
+
+
+def test_saves_that_did_not_finish_do_not_count_and_are_removed(tmp_path):
+    folder = unfinished(tmp_path / "saves")
+    first, second = ml_checkpoint.candidates(folder)
+    assert (first.step, second.step, second.id) == (7, 3, "00000003") and first.id not in ("", second.id)
+    assert [ml_checkpoint.is_checkpoint(f"{folder}/{n}") for n in ("step-00000007", "step-00000009")] == [True, False]
+    ml_checkpoint.remove_unfinished(folder)
+    unrelated = {".step-notes", "notes", f".notes.txt.{'0' * 16}.part"}
+    assert {p.name for p in folder.iterdir()} == {"step-00000003.safetensors", "step-00000007", *unrelated}
+
+
+def test_a_removed_folder_first_loses_its_commit(tmp_path, monkeypatch):
+    folder, removed = unfinished(tmp_path / "saves"), []
+    original = LocalFolder.remove
+    monkeypatch.setattr(LocalFolder, "remove", lambda self, name: removed.append(name) or original(self, name))
+    for candidate in ml_checkpoint.candidates(folder):
+        ml_checkpoint.remove(candidate)
+    assert removed == ["commit.json", "step-00000007", "step-00000003.safetensors"]
+    assert ml_checkpoint.candidates(folder) == []
+
+
+def test_paths_without_a_checkpoint_are_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "folder.safetensors").mkdir()
+    for name, text in (
+        ("absent.safetensors", "there is no file '.*absent.safetensors'"),
+        ("empty", "'.*empty' does not contain a complete checkpoint"),
+        ("folder.safetensors", "'.*folder.safetensors' is not a readable safetensors file"),
+    ):
+        with pytest.raises(ml.InputError, match=text):
+            trainer().load(tmp_path / name)
 
 
 def test_processes_that_would_train_separately_are_refused(monkeypatch):

@@ -37,7 +37,7 @@ class Candidate:
 
 def write(
     path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray[Any, Any]], progress: Mapping[str, Any]
-) -> Path:
+) -> None:
     """Write a checkpoint atomically: a killed process or a power failure leaves the old file unchanged."""
     from safetensors.numpy import save
 
@@ -46,7 +46,6 @@ def write(
     sums = {n: zlib.crc32(a.tobytes()) for n, a in arrays.items()}
     data = save(arrays, {"format": FORMAT, "about": json.dumps(progress), "checksums": json.dumps(sums)})
     LocalFolder(target.parent).write(target.name, lambda file: file.write(data))
-    return target
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Tensors, dict[str, Any]]:
