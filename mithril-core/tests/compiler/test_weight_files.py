@@ -1,4 +1,4 @@
-"""Weight files: what cannot be stored or read raises our errors, and tensors are matched by name and shape."""
+"""Weight files: arrays and files that are unsuitable raise our errors, and tensors are matched by name and shape."""
 
 import json
 
@@ -24,7 +24,7 @@ def test_arrays_names_and_states_return(tmp_path):
 
 
 @pytest.mark.parametrize("tensors", [{"w": np.array(["text"])}, {"w": np.array([None])}, {"\ud800": ONES}])
-def test_what_files_cannot_hold_is_refused(tensors, tmp_path):
+def test_unsuitable_arrays_and_names_are_refused(tensors, tmp_path):
     with pytest.raises(InputError, match="cannot be saved: expected arrays of numbers by names that files can hold"):
         save_file(tensors, tmp_path / "a.safetensors", {})
     assert not list(tmp_path.iterdir())
