@@ -152,7 +152,7 @@ def test_a_full_cache_is_an_error_before_the_step(compiled):
         ml.generate(compiled, list(range(3, 52)), max_new_tokens=1)
     session = ml.Session(compiled)
     with pytest.raises(InputError, match="48"):
-        ml.generate(session, PROMPT[:13], max_new_tokens=60, stop=())
+        ml.generate(session, PROMPT[:13], max_new_tokens=60, stop=[[0] * 70])  # which could end in time
     assert len(session.rows[0]) == 48, "the state of the last step is kept"
 
 
@@ -270,6 +270,29 @@ def test_a_runner_forks_and_resets(compiled):
 def test_wrong_arguments(compiled, arguments):
     with pytest.raises(InputError):
         ml.generate(compiled, **{"prompt": [5, 6], **arguments})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "text"),
+    [
+        ([1] * 40, {"stop": ()}, "max_new_tokens=9, or ml.from_pretrained(folder, cache=104)"),
+        ({"input_ids": [1, 2]}, {}, "prompt['input_ids']"),
+        ([{"role": "user", "content": "hello"}], {}, "pass tokenizer.chat(messages)"),
+        ([1], {"max_tokens": 3}, "write max_new_tokens="),
+        ([1], {"backend": "jax"}, "compile the model for it"),
+        ([1], {"stream": True}, "write on_token=function"),
+    ],
+)
+def test_arguments_of_other_libraries_name_the_way_here(compiled, prompt, settings, text):
+    with pytest.raises((InputError, ml.OptionError)) as caught:
+        ml.generate(compiled, prompt, **settings)
+    assert text in str(caught.value)
+    with pytest.raises(ml.OptionError, match=r"hint: compile it: ml.compile\(ml.from_pretrained"):
+        ml.generate(ml.models.Linear(3), prompt)
+
+
+def test_the_last_token_needs_no_room(compiled):
+    assert len(ml.generate(compiled, [1] * 40, stop=(), max_new_tokens=9)) == 9
 
 
 def test_a_model_without_a_cache(folders):

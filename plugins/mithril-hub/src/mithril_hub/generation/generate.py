@@ -23,7 +23,16 @@ Prompt = Sequence[int] | Sequence[Sequence[int]] | np.ndarray[Any, Any]
 Model = CompiledModel | Runner | Session
 
 
-@checked()
+@checked(
+    backend="compile the model for it: ml.generate(ml.compile(model, 'jax', ...), prompt)",
+    tokenizer="encode the text: ml.generate(compiled, ml.Tokenizer(folder).encode(text))",
+    max_tokens="write max_new_tokens=",
+    max_length="write max_new_tokens=, which does not count the prompt",
+    do_sample="write temperature=1.0 to sample, 0 for the most probable token",
+    stream="write on_token=function, which is called with (row, token)",
+    eos_token_id="write stop=[token]",
+    num_return_sequences="repeat the prompt: prompts that occur more than once are continued differently",
+)
 def generate(
     model: Any,
     prompt: Any = None,
@@ -73,6 +82,8 @@ def generate(
     if stop is None:
         stop = session.text.stop if session.text is not None else ()
     stopping = Stopping(stop, on_token, max_new_tokens)
+    if not stopping.sequences and on_token is None:  # otherwise rows may end in time
+        session.check_length(max(map(len, prompts)), max_new_tokens)
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     if num_beams != 1:
         _check_beams(num_beams, sampling, draft, on_token)

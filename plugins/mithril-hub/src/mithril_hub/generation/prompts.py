@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,19 @@ def read_prompts(prompt: Any) -> tuple[list[list[int]], bool]:
             f"generate: a prompt is a list of tokens, got {str(prompt)[:80]!r}",
             hint="encode text with ml.Tokenizer(folder).encode(text)" if isinstance(prompt, str) else None,
         )
+    if isinstance(prompt, Mapping) or hasattr(prompt, "input_ids"):
+        raise InputError(
+            f"generate: a prompt is a list of tokens, got a {type(prompt).__name__}",
+            hint="pass its tokens: prompt['input_ids']",
+        )
     rows = _listed(prompt)
     single = bool(rows) and all(isinstance(t, (int, np.integer)) for t in rows)
     batch = [rows] if single else [_listed(r) for r in rows]
+    if any(isinstance(t, Mapping) and "role" in t for t in rows):
+        raise InputError(
+            "generate: a prompt is a list of tokens, got messages",
+            hint="tokenizer = ml.Tokenizer(folder); pass tokenizer.chat(messages)",
+        )
     for row in batch:
         if not row or not all(map(is_token, row)):
             raise InputError("generate: a prompt is a list of at least one token", facts=[f"got {str(row)[:80]}"])

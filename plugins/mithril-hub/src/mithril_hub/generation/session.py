@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -83,6 +83,10 @@ UNLIMITED = 1 << 30  # the capacity of a model without keys
 
 class Session(metaclass=CheckedType):
     """A runner of a decoder with a cache, and the tokens whose keys and values the cache holds, per row."""
+
+    argument_hints: ClassVar[Mapping[str, str]] = {
+        "model": "compile it: ml.compile(ml.from_pretrained(folder, cache=1024), 'numpy', inference=True)"
+    }
 
     def __init__(self, model: CompiledModel | Runner) -> None:
         self.runner = model.runner() if isinstance(model, CompiledModel) else model
@@ -367,6 +371,15 @@ class Session(metaclass=CheckedType):
         """Return how many tokens can be read together with the last one of a text of ``count`` tokens."""
         end = self.growing_limit or (self.short_limit if count <= self.short_limit + 1 else 0)
         return min(end or self.capacity, self.capacity) - count
+
+    def check_length(self, prompt: int, new: int) -> None:
+        """Raise InputError if the cache has no room for a prompt and its continuation; the last token is not read."""
+        if prompt <= self.capacity < prompt + new - 1:
+            raise InputError(
+                f"the cache holds {self.capacity} positions, too few for a prompt of {prompt} and {new} new tokens",
+                hint=f"max_new_tokens={self.capacity - prompt + 1}, or ml.from_pretrained(folder, "
+                f"cache={prompt + new}), or a larger length of self.cache in layers of your own",
+            )
 
     def check(self, counts: Sequence[int]) -> None:
         """Raise InputError if the cache has no room for ``counts`` more tokens in the rows."""
