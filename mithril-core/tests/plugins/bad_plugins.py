@@ -152,6 +152,16 @@ BAD = (
         ),
     ),
     Bad(
+        "drops the results of the graph in `mithril_compile_stage`",
+        "error",
+        "'mithril_compile_stage' of plugin 'bad-kit' .*changed the graph that it observes",
+        hook(
+            "compile_stage",
+            "graph is None or object.__setattr__(graph, 'results', ())",
+            "context, stage, graph",
+        ),
+    ),
+    Bad(
         "takes the name of the core's plugin",
         "absent",
         "two distributions provide a plugin named 'core'",
@@ -227,6 +237,12 @@ BAD = (
         hook("options", "return [Option('tile', int, '16', 'x')]"),
     ),
     Bad(
+        "declares an option whose type is none",
+        "partial",
+        r"the type of the option 'tile' of bad-kit 1.0 is none: \[1, 2\]",
+        hook("options", "return [Option('tile', [1, 2], 1, 'x')]"),
+    ),
+    Bad(
         "implements no hook",
         "absent",
         "implements no hook of mithril",
@@ -249,6 +265,20 @@ BAD = (
         "error",
         "No module named 'absent_module'",
         returned("PassSpec('p', 'absent_module:run', 'fuse', 'low')"),
+        level="low",
+    ),
+    Bad(
+        "has a pass that is none",
+        "error",
+        "pass 'bad' of bad-kit 1.0 is 3, not a pass",
+        returned("PassSpec('bad', 'bad_kit_bad_kit_plugin:run', 'fuse', 'low')") + "run = 3\n",
+        level="low",
+    ),
+    Bad(
+        "has a pass without parameters",
+        "error",
+        r"pass 'bad' failed: TypeError: run\(\) takes 0 positional arguments",
+        returned("PassSpec('bad', 'bad_kit_bad_kit_plugin:run', 'fuse', 'low')") + "def run(): pass\n",
         level="low",
     ),
     Bad("has a pass that raises", "error", "pass 'bad' failed: ZeroDivisionError", running("1 / 0"), level="low"),

@@ -462,12 +462,28 @@ def test_plugin_that_fails_for_another_backend_is_not_missed(site, installed):
     assert plain(strict=True).decisions.of("ignored") == []
 
 
-@pytest.mark.parametrize("hook", ["exports", "formats", "commands", "profilers", "architectures"])
+@pytest.mark.parametrize(
+    "hook", ["exports", "formats", "commands", "devices", "profilers", "architectures", "detect_targets"]
+)
 def test_hook_that_shapes_no_program_is_not_missed(site, installed, hook):
     site.install("bad-kit", f"def mithril_{hook}(): 1 / 0")
     installed()
-    assert [p.state for p in plugins.all()] == ["broken" if hook != "architectures" else "loaded"]
+    assert [p.state for p in plugins.all()] == ["broken"]
     plain(strict=True)
+
+
+def test_backend_that_is_not_a_class_of_backends(site, installed):
+    spec = "BackendSpec('bad', 'Bad', 'bad_kit_bad_kit_plugin:Bad')"
+    site.install("bad-kit", f"from mithril import BackendSpec\ndef mithril_backends(): return [{spec}]\nBad = 3")
+    installed()
+    with pytest.raises(MithrilError) as caught:
+        ml.compile(Model(), "bad")
+    assert str(caught.value) == (
+        "the backend 'bad' of bad-kit 1.0 is 3, not a class of backends\n"
+        "  loading: bad_kit_bad_kit_plugin:Bad\n"
+        "  expected: a class derived from mithril.backend.Backend\n"
+        "hint: report it to the authors of bad-kit"
+    )
 
 
 def test_plugin_disabled_by_the_user_is_recorded_without_a_warning(site, installed, monkeypatch):

@@ -165,7 +165,14 @@ def backend_names(backend: Backend, settings: Settings) -> set[str]:
 def make_backend(backend: Backend | type[Backend] | str, settings: Settings) -> Backend:
     """Return the backend instance for an instance, a class or a name."""
     if isinstance(backend, str):
-        backend = plugins.backend_class(backend)
+        name, backend = backend, plugins.backend_class(backend)
+        if not (isinstance(backend, type) and issubclass(backend, Backend)):
+            entry = plugins.backend(name)
+            raise BackendError(
+                f"the backend '{name}' of {entry.origin} is {backend!r}, not a class of backends",
+                facts=[f"loading: {entry.spec.loads}", "expected: a class derived from mithril.backend.Backend"],
+                hint=f"report it to the authors of {entry.plugin.distribution}",
+            )
     if isinstance(backend, type) and issubclass(backend, Backend):
         precision = settings["precision"]
         return backend(precision=precision) if precision else backend()

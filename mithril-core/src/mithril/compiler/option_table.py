@@ -107,10 +107,15 @@ class OptionRegistry:
 
     def _declare(self, entry: Entry[Option]) -> None:
         option, plugin = entry.spec, entry.plugin
-        if wrong := mismatch(option.default, option.type):
+        try:
+            wrong = mismatch(option.default, option.type)
+            fault = f"the default of the option '{option.name}' of {entry.origin} has another type: {wrong}"
+        except TypeError:
+            wrong = fault = f"the type of the option '{option.name}' of {entry.origin} is none: {option.type!r}"
+        if wrong:
             problem = PluginProblem(
                 "broken",
-                f"the default of the option '{option.name}' of {entry.origin} has another type: {wrong}",
+                fault,
                 hint=f"report it to the authors of {plugin.distribution}; {plugin.disable_hint()}",
                 hook="mithril_options",
             )

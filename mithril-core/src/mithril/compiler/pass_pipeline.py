@@ -179,18 +179,25 @@ def _installed(name: str, generation: object) -> Pass:
             facts=[f"loaded from: {spec.loads}"],
             hint=f"report it to the authors of {entry.plugin.distribution}: only the PassSpec places an installed pass",
         )
-    return as_pass(
-        loaded,
-        name=spec.name,
-        stage=spec.stage,
-        level=spec.level,
-        before=place.before,
-        after=place.after,
-        version=spec.version,
-        summary=spec.summary,
-        origin=entry.origin,
-        trusted=entry.plugin.first_party,
-    )
+    try:
+        return as_pass(
+            loaded,
+            name=spec.name,
+            stage=spec.stage,
+            level=spec.level,
+            before=place.before,
+            after=place.after,
+            version=spec.version,
+            summary=spec.summary,
+            origin=entry.origin,
+            trusted=entry.plugin.first_party,
+        )
+    except (PassError, TypeError) as cause:
+        raise PassError(
+            f"pass '{spec.name}' of {entry.origin} is {loaded!r}, not a pass",
+            facts=[f"loaded from: {spec.loads}", str(cause).partition("\n")[0], "accepted: a function graph -> graph"],
+            hint=f"report it to the authors of {entry.plugin.distribution}",
+        ) from cause
 
 
 def custom(value: Any) -> Pass:

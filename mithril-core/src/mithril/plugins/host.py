@@ -96,7 +96,9 @@ class Plugins(Answers, HookCalls):
     def all(self) -> list[Plugin]:
         """Return all plugins after loading them; see ``state`` and ``problems`` of those that failed."""
         self.loader.load_all()
-        self.provided()  # calls every listing hook, which records the remaining problems
+        self.provided()  # calls listing hooks, which records the remaining problems
+        self.architectures()
+        self.detect_targets()
         for backend in self.backends():
             self.lowerings(backend)
         return list(self.loader.plugins)

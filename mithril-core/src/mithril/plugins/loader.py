@@ -118,10 +118,18 @@ class Plugin:
 
     @contextmanager
     def observing(self, hook: str, *graphs: Graph | None) -> Iterator[None]:
-        """Raise PluginError if an observer of a third party changes a node of the graphs that it looks at."""
-        nodes = [] if self.first_party else [node for graph in graphs if graph is not None for node in graph.nodes]
+        """Raise PluginError if an observer of a third party changes the graphs that it looks at, or a node of them."""
+        seen = [] if self.first_party else [graph for graph in graphs if graph is not None]
+        parts = [(graph.inputs, graph.nodes, graph.results) for graph in seen]
+        nodes = [node for graph in seen for node in graph.nodes]
         before = [(dict(node.attributes), node.operands, node.results, node.regions) for node in nodes]
         yield
+        for graph, first in zip(seen, parts, strict=True):
+            if any(one is not two for one, two in zip((graph.inputs, graph.nodes, graph.results), first, strict=True)):
+                raise PluginError(
+                    f"'{hook}' of plugin '{self.name}' ({self.origin}) changed the graph that it observes",
+                    hint="its authors should write a pass instead, which returns a new graph; " + self.disable_hint(),
+                )
         for node, fields in zip(nodes, before, strict=True):
             if fields != (node.attributes, node.operands, node.results, node.regions):
                 raise PluginError(
