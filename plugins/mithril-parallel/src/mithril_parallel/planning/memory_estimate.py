@@ -25,7 +25,7 @@ COMBINED = 120 << 20  # bytes of the gradients that XLA reduces in one collectiv
 
 
 # The TPU compiler's memory beyond the arguments, as a multiple of the estimate: the smallest and the largest of the
-# models in benchmarks/bench_plans.py, bench_fsdp.py and bench_tpu.py, with a margin.
+# models in benchmarks/bench_tpu.py, with a margin.
 USUAL, FULLY_SHARDED = (0.5, 1.6), (0.5, 1.8)
 
 

@@ -1,28 +1,8 @@
-"""Plans against the TPU compiler for families of models that their rules were not derived from.
-
-``python benchmarks/bench_plans.py [name ...]``: nothing runs on a TPU and none is needed, only its compiler (libtpu).
-For each model and mesh one line: the compiler's peak memory per device, the plan's and its upper bound, their ratio to
-the compiler's; exchanged bytes of both; operations as a ratio.
-"""
+"""Families of models for ``bench_tpu.py``, most of which the rules of plans were not derived from."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-
-from bert import bert
-from gpt import gpt
-from lstm_lm import lstm_lm
-from vit import vit
-
 import mithril as ml
-import mithril_tpu
 from mithril.models import (
     GRU,
     BatchNorm2d,
@@ -97,58 +77,6 @@ def gated(vocabulary: int, features: int, blocks: int) -> Model:
         up = Linear(3 * features, bias=False, name=f"b{k}.up")(h)
         x = x + Linear(features, bias=False, name=f"b{k}.down")(gate * gate.sigmoid() * up)
     return Model.create(outputs={"output": Linear(vocabulary, bias=False, name="head")(x)})
-
-
-Mesh = tuple[int, int, bool]  # data, model, fsdp
-Case = tuple[Callable[[], Any], dict[str, list[int]], tuple[Mesh, ...]]
-ONE, DATA, TENSOR, FSDP, BOTH = (1, 1, False), (8, 1, False), (2, 4, False), (8, 1, True), (2, 4, True)
-CASES: dict[str, Case] = {
-    "convnext": (lambda: convnext(128, 4), {"input": [32, 3, 128, 128]}, (ONE, DATA)),
-    "vgg": (lambda: vgg(64), {"input": [64, 3, 64, 64]}, (ONE, DATA)),
-    "mlp 8192": (lambda: perceptron(8192, 4), {"input": [64, 8192]}, (ONE, DATA, TENSOR, FSDP)),
-    "mlp 4096": (lambda: perceptron(4096, 6), {"input": [1024, 4096]}, (DATA, TENSOR, BOTH)),
-    "autoencoder": (lambda: autoencoder(8192), {"input": [1024, 8192]}, (ONE, DATA, TENSOR)),
-    "mixer": (lambda: mixer(512, 196, 4), {"input": [64, 196, 768]}, (ONE, DATA, FSDP)),
-    "gated": (lambda: gated(8192, 512, 4), {"input": [16, 512]}, (ONE, DATA, TENSOR, FSDP)),
-    "gpt 2048": (
-        lambda: gpt(8192, 2048, layers=2, heads=8, features=512),
-        {"input": [8, 2048]},
-        (ONE, DATA, TENSOR, BOTH),
-    ),
-    "bert 128": (
-        lambda: bert(8192, 128, layers=3, heads=12, features=768),
-        {"tokens": [64, 128], "segments": [64, 128], "mask": [64, 128]},
-        (ONE, DATA, FSDP),
-    ),
-    "vit 32": (
-        lambda: vit(256, 32, 1000, layers=4, heads=8, features=512),
-        {"input": [64, 3, 256, 256]},
-        (ONE, DATA, TENSOR),
-    ),
-    "lstm 1024": (lambda: lstm_lm(8192, 1024), {"input": [64, 32]}, (ONE, DATA)),
-}
-# Models that were written before they were compiled; they led to rules on sines, joined values and gathers later.
-UNSEEN: dict[str, Case] = {
-    "unet": (lambda: unet(64), {"input": [32, 3, 128, 128]}, (ONE, DATA)),
-    "mobile": (lambda: mobile(32, 4), {"input": [64, 3, 128, 128]}, (ONE, DATA)),
-    "sound": (lambda: sound(128, 6), {"input": [32, 16, 2048]}, (ONE, DATA)),
-    "crossed": (lambda: crossed(64, 32, 1024), {"input": [8192, 2048]}, (ONE, DATA)),
-    "waves": (lambda: waves(1024, 6), {"input": [16384, 2]}, (ONE, DATA)),
-    "dense": (lambda: dense(32, 6), {"input": [64, 3, 64, 64]}, (ONE, DATA)),
-    "recurrent": (lambda: recurrent(8192, 1024), {"input": [64, 64]}, (ONE, DATA)),
-    "highway": (lambda: highway(2048, 6), {"input": [4096, 2048]}, (ONE, DATA, TENSOR)),
-    "excited": (lambda: excited(64, 4), {"input": [64, 3, 64, 64]}, (ONE, DATA)),
-    "tower": (lambda: tower(2048, 6), {"input": [2048, 512]}, (ONE, DATA, FSDP, BOTH)),
-}
-# Models that were written after the rules that the ones above led to.
-LATER: dict[str, Case] = {
-    "positions": (lambda: positions(64, 4), {"input": [64, 3, 48, 48]}, (ONE, DATA)),
-    "shuffled": (lambda: shuffled(64, 4), {"input": [64, 3, 96, 96]}, (ONE, DATA)),
-    "factorized": (lambda: factorized(32, 64, 3), {"input": [4096, 32]}, (ONE, DATA, TENSOR)),
-    "normalized": (lambda: normalized(2048, 6), {"input": [4096, 512]}, (ONE, DATA, TENSOR, FSDP)),
-    "experts": (lambda: experts(1024, 4, 3), {"input": [4096, 256]}, (ONE, DATA, FSDP)),
-    "wavelets": (lambda: wavelets(64, 4), {"input": [64, 8, 2048]}, (ONE, DATA)),
-}
 
 
 def unet(width: int) -> Model:
@@ -305,37 +233,3 @@ def wavelets(width: int, levels: int) -> Model:
         x = Conv1d(n, kernel_size=4, stride=2, padding=1, name=f"half{k}")(Relu()(x))
         x = x + Conv1d(n, kernel_size=3, padding=1, name=f"mix{k}")(Relu()(x))
     return Model.create(outputs={"output": Linear(10, name="head")(x.mean(2))})
-
-
-def sgd(params: dict[str, Any], gradients: dict[str, Any]) -> dict[str, Any]:
-    return {name: params[name] - 0.1 * gradients[name] for name in params}
-
-
-def main() -> None:
-    print(
-        f"{'':<13}{'mesh':<8}{'':<5}{'peak MiB':>9}{'plan':>6}{'bound':>7}{'MB':>9}{'plan':>7}{'GFLOP':>9}{'plan':>6}"
-    )
-    for name in sys.argv[1:] or (*CASES, *UNSEEN, *LATER):
-        make, shapes, meshes = {**CASES, **UNSEEN, **LATER}[name]
-        output = "sequence" if "tokens" in shapes else "output"
-        plan = ml.plan(make(), "tpu_v5e", shapes=shapes, devices=sorted({d * m for d, m, _ in meshes}), of=output)
-        for data, model, fsdp in meshes:
-            tpu = {"replicas": data * model, "model_parallelism": model, "effort": 0}
-            options = {"parallelism": "fsdp"} if fsdp else {}
-            compiled = ml.compile(
-                make(), ml.JaxBackend(), target_hardware="tpu_v5e", tpu_options=tpu, shapes=shapes, **options
-            )
-            analysis = mithril_tpu.training_program(compiled, output, sgd).analysis
-            entry = next(e for e in plan if (e.mesh.size("data"), e.mesh.size("model"), e.fsdp) == (data, model, fsdp))
-            peak, carried = analysis.memory.peak, sum(c.bytes for c in (analysis.collectives or {}).values())
-            print(
-                f"{name:<13}{f'{data} x {model}':<8}{'fsdp' if fsdp else '':<5}{peak / 2**20:>9.1f}"
-                f"{entry.memory.peak / peak:>6.2f}{entry.memory.interval[1] / peak:>7.2f}{carried / 1e6:>9.1f}"
-                f"{entry.work.exchanged / max(carried, 1):>7.2f}{(analysis.flops or 0) / 1e9:>9.1f}"
-                f"{entry.work.flops / (analysis.flops or 1):>6.2f}",
-                flush=True,
-            )
-
-
-if __name__ == "__main__":
-    main()
