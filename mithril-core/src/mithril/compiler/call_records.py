@@ -321,7 +321,8 @@ class CallRecords:
             request, (number, program) = self._programs.popitem(last=False)
             self.forget_last()  # it may reference the program
             self._drop_calls(lambda other, program=program: other is program)  # type: ignore[misc]
-            getattr(program.executable, "forget_sizes", _nothing)()  # frameworks may reference the executable
+            # Frameworks may reference the executable.
+            getattr(program.executable, "forget_sizes", _nothing)()
             inputs = ", ".join(f"{name}: {t}" for name, t in request.types)
             self._decisions.record(
                 "evicted", f"program {number} for {inputs} was evicted: the limit is max_programs={self.limit}"

@@ -36,6 +36,7 @@ def capture(
     options = BuildOptions(jit=False)
     try:
         executable = model.backend.build(model.backend.decomposed(part, options), options)
+    # The arguments of this call tell the sizes.
     except ExactSizesRequired:
         shapes = {i.name: tuple(arguments[i.name].shape) for i in part.arguments}
         part = substitute_sizes(part, bind({i.name: i.type.shape for i in part.arguments}, shapes))

@@ -152,6 +152,7 @@ class CompiledModel(PluginMethods):
             params, inputs = None, params
         if is_bound := params is None:
             params = self._parameters.passed
+        # Most calls repeat the last one, of which a record skips all checks; watchers need the values inside a program.
         if state is None and not watchers.get():
             if output_gradients is not None:
                 results = self._calls.last_gradients(params, inputs, output_gradients, training, wrt)
@@ -166,6 +167,7 @@ class CompiledModel(PluginMethods):
                 raise InputError("no parameters are bound to this model", hint=UNBOUND)
             bound = self._parameters.bound
             params = UNKNOWN if bound is None else bound.passed
+        # A complete check takes longer than a small program: only unusual arguments get it, for its message.
         usual = state is None or isinstance(state, Mapping), training is None or isinstance(training, (bool, np.bool_))
         if not all(usual) or isinstance(wrt, str) or not isinstance(wrt, Collection | None):
             check_call("evaluate", CompiledModel.evaluate, (), {"state": state, "training": training, "wrt": wrt}, {})

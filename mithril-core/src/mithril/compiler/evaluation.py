@@ -130,7 +130,8 @@ class Evaluation:
         else:
             program.early.raise_if_violated({**state, **arrays}, self.backend.to_numpy)
             for name in program.interface.donated:
-                del unchanged[name], state[name]  # a failed run leaves no array that it may have overwritten
+                # A failed run leaves no array that it may have overwritten.
+                del unchanged[name], state[name]
         results = self._run(program, checked, arguments)
         state.update({**unchanged, **{owner: results[n] for owner, n in names.states}})
         return {n: results[n] for n in names.outputs}
@@ -250,6 +251,7 @@ class Evaluation:
         """Whether the model has parameters, if necessary for the shapes of these inputs."""
         try:
             return bool(self.parameters.types)
+        # Only shapes of inputs tell those of the parameters, or that there are none.
         except ShapeError:
             arguments = self.with_defaults({} if inputs is None else inputs, False)
             types = {n: resolve_type(self.specs[n], array_type(n, x), self.backend.dtype) for n, x in arguments.items()}

@@ -53,7 +53,8 @@ def _loaded(declared: Input, array: Any, index: Index | None) -> Any:
     if is_encoded:
         return loaded
     region = np.asarray(loaded[index or ...])
-    return np.require(region, declared.type.dtype.numpy, ["C", "A"])  # mapped files may align elements to no address
+    # Mapped files may align elements to no address.
+    return np.require(region, declared.type.dtype.numpy, ["C", "A"])
 
 
 def initial(name: str, type: TensorType, init: str, seed: int, index: Index | None = None) -> Array:
@@ -86,6 +87,7 @@ def parse(init: str) -> tuple[Initializer, tuple[tuple[str, Any], ...]]:
         arguments = tuple((str(n), v) for n, v in pairs)
         if (isinstance(call, ast.Call) and call.args) or any(n not in parameters for n, _ in arguments):
             raise ValueError("arguments are given by name")
+    # Python's parser raises MemoryError where its stack ends, and ValueError for null bytes.
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise ModelError(
             f"cannot parse the initializer '{init}'",

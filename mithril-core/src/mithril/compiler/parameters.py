@@ -235,6 +235,7 @@ class Parameters:
         try:
             state = self.initial_state()
         except ShapeError:
+            # A state with the open size of a batch has no initial value before a call tells it.
             return self.state_for(types, None)
         shapes = program.state_shapes(types)
         has_sizes = self.is_state_bound or all(n in state and np.shape(state[n]) == s for n, s in shapes.items())
@@ -303,7 +304,8 @@ class Parameters:
         if not names or not names <= self.source.pretrained.keys():
             return False
         arrays = self.source.initial(self.interface.with_role("param"), self.seed)
-        backend = self.backend  # views of a mapped file are not copied where the backend takes NumPy arrays
+        # Views of a mapped file are not copied where the backend takes NumPy arrays.
+        backend = self.backend
         is_bound = {name: backend.is_array(x) or isinstance(x, EncodedWeight) for name, x in arrays.items()}
         self.bind({name: x if is_bound[name] else backend.array(x) for name, x in arrays.items()})
         return True
@@ -503,10 +505,12 @@ class Parameters:
     def _load(self, path: str | os.PathLike[str], tensors: Arrays) -> None:
         states = self.state_types
         tensors = self.needed(tensors, self.types.keys() | states.keys())
-        saved = weight_files.saved_states(path)  # an inference model has less state than the training model
+        # An inference model has less state than the training model.
+        saved = weight_files.saved_states(path)
         read = {n: t for n, t in tensors.items() if n not in (saved or ()) or n in states}
         params, report = weight_files.match(self.types, {n: t for n, t in read.items() if n not in states})
-        required = {} if saved is not None else self.statistics  # a file written by mithril may contain no state
+        # A file written by mithril may contain no state.
+        required = {} if saved is not None else self.statistics
         declared = {**required, **{n: t for n, t in states.items() if n in tensors}}
         states_loaded, state_report = weight_files.match(declared, tensors)
         report.mismatched += state_report.mismatched

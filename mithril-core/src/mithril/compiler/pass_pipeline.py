@@ -123,7 +123,8 @@ def requested_passes(settings: Mapping[str, Any]) -> list[str]:
     for name, entry in plugins.passes().items():
         for option in entry.spec.options:  # read all of them, so that none is reported as ignored
             value = settings.get(option)
-            if value or (value == {} and option in passed):  # an empty dictionary leaves all keys at their defaults
+            # An empty dictionary leaves all keys at their defaults.
+            if value or (value == {} and option in passed):
                 names.add(name)
     return sorted(names)
 

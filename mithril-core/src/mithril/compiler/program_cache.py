@@ -227,7 +227,8 @@ class ProgramCache:
             self._options,
         )
         if request.embeds and "lowered" in parts and hasattr(executable, "release"):
-            executable.release(graphs[-1])  # the executable has copies of the weights that the graph contains
+            # The executable has copies of the weights that the graph contains.
+            executable.release(graphs[-1])
         for kind, message, location in description["decisions"]:
             self.decisions.record(kind, message, location)
         results = _results(description["results"])
@@ -325,11 +326,13 @@ def _versions(distribution: str) -> list[str]:
     """Return the installed versions of a distribution's dependencies from metadata, without imports."""
     try:
         requirements = metadata.requires(distribution) or []
+    # Imported from a path, without being installed.
     except metadata.PackageNotFoundError:
         return []
     names = sorted({re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in requirements if "extra ==" not in text})
     versions = []
     for name in names:
-        with contextlib.suppress(metadata.PackageNotFoundError):  # a requirement of an extra or of another platform
+        # A requirement of an extra or of another platform.
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions.append(f"{name} {metadata.version(name)}")
     return versions

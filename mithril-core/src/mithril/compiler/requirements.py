@@ -234,7 +234,8 @@ def framework_subject(
     Return None if the graph is differentiated.
     """
     custom = backend.differentiates(BuildOptions(settings))
-    native = settings["autodiff"] == "native"  # read for every program, so that it is not reported as ignored
+    # Read for every program, so that it is not reported as ignored.
+    native = settings["autodiff"] == "native"
     if for_framework:
         return f"the autodiff of '{backend.name}'", "pass output_gradients= to evaluate instead", custom
     if outputs and native:

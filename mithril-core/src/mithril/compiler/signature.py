@@ -174,6 +174,7 @@ def as_numpy(name: str, x: Any) -> np.ndarray[Any, Any]:
         return to_numpy(x, f"input '{name}'")
     try:
         array = np.asarray(x)
+    # RuntimeError is PyTorch's for tensors with gradients, TypeError for those on other devices.
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(f"input '{name}' is not an array: {error}", facts=[f"got {type(x).__name__}"]) from None
     if array.dtype == object or (array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16"):

@@ -199,7 +199,8 @@ class Batching:
 
     def _join(self, op: Op, place: Joined, types: Any, values: Sequence[Value | None], attributes: Any) -> list[Value]:
         expected = op.infer(types, attributes)
-        if op.composite and op.declared_axes is None:  # the factor is the whole axis: no sizes are needed
+        # The factor is the whole axis: no sizes are needed.
+        if op.composite and op.declared_axes is None:
             outer_size: dict[int, Size] = dict.fromkeys([*range(len(values)), *range(-len(expected), 0)], 1)
             changed = dict(attributes)
         else:

@@ -86,6 +86,7 @@ def place_rows(op: Op, types: Types, attributes: Mapping[str, Any], rows: Sequen
     """Return where operands with rows have them (``types`` are those of one row), or None if the axes do not say."""
     key = (op, tuple(types), tuple(map(repr, attributes.values())), tuple(rows))
     if key not in _known:
+        # Sizes that are new in every call must not fill the memory of a long process.
         if len(_known) > 4096:
             _known.clear()
         try:

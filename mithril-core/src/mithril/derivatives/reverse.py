@@ -263,4 +263,5 @@ def unbroadcast(x: Value, shape: Shape) -> Value:
     axes = tuple(k for k, (d, w) in enumerate(zip(x.shape, shape, strict=True)) if w == 1 and d != 1)
     if axes:
         x = operation("sum")(x, axis=axes, keepdims=True)
-    return x if x.shape == shape else operation("reshape")(x, shape=shape)  # sizes assumed equal, differently written
+    # Sizes assumed equal, differently written.
+    return x if x.shape == shape else operation("reshape")(x, shape=shape)

@@ -215,6 +215,7 @@ def _scalar(value: bool | int | float, kind: DType) -> bool | int | float:
     if kind.is_float:
         try:
             return float(value)
+        # Of integers beyond the largest float64.
         except OverflowError:
             fits = False
     else:

@@ -181,6 +181,7 @@ class Op(Declaration):
         key = (tuple(types), tuple(map(repr, attributes.values())), limits_of(types))
         cached = self._bodies.get(key)
         if cached is None:
+            # Sizes that are new in every call must not fill the memory of a long process.
             if len(self._bodies) > 4096:
                 self._bodies.clear()
             names = [self.operand_name(k) for k in range(len(types))]

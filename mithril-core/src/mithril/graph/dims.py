@@ -365,7 +365,8 @@ def _call_bounds(call: Call) -> tuple[int | None, int | None]:
     pick = max if call.function == "max" else min
     known_low = [v for v in (a_low, b_low) if v is not None]
     known_high = [v for v in (a_high, b_high) if v is not None]
-    either = call.function == "max"  # one known lower bound is enough for max, one known upper bound for min
+    # One known lower bound is enough for max, one known upper bound for min.
+    either = call.function == "max"
     low = pick(known_low) if len(known_low) == 2 or (either and known_low) else None
     high = pick(known_high) if len(known_high) == 2 or (not either and known_high) else None
     return low, high

@@ -113,5 +113,6 @@ def parsed_expression(text: str, description: str) -> ast.expr:
     check_memory(NODE * sum(text.count(c) for c in ",+-*/%"), len(text), description)
     try:
         return ast.parse(text, mode="eval").body
+    # Python's parser raises MemoryError where its stack ends, and ValueError for null bytes.
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ParseError(f"{description} cannot be read", facts=[text[:200]]) from None

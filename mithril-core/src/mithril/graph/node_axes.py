@@ -131,7 +131,8 @@ class _Ties:
                 if (value, axis) not in views and isinstance(size, int):  # an operand returned unchanged
                     self._tie((value, axis, 1), (value, axis, 1))
                     self.sizes[value, axis, 1] = size
-        for (value, axis), begins in views.items():  # a factor that some node does not distinguish cannot be split
+        # A factor that some node does not distinguish cannot be split.
+        for (value, axis), begins in views.items():
             for begin in begins[0].union(*begins) - begins[0].intersection(*begins):
                 tainted.add((value, axis, begin))
         constants = {i.value for i in body.inputs if i.data is not None}

@@ -83,7 +83,8 @@ class _Reader:
             raise self.error("expected 'graph NAME {'", head)
         name = _unquoted(match[1])
         self_values: dict[str, Value] = {}
-        limits = dict(outer_limits or {})  # a region may use symbols that only the enclosing graph declares
+        # A region may use symbols that only the enclosing graph declares.
+        limits = dict(outer_limits or {})
         inputs: list[Input] = []
         guards: list[Guard] = []
         nodes: list[Node] = []
@@ -189,7 +190,8 @@ class _Reader:
         )
         operands = tuple(None if p.strip() == "none" else values[_unquoted(p.strip()[1:])] for p in parts[:count])
         op = operation(match[1])
-        if not op.variadic:  # an old text may lack optional operands that were added to the operation later
+        # An old text may lack optional operands that were added to the operation later.
+        if not op.variadic:
             operands += tuple(None for name in op.operands[len(operands) :] if name in op.optional)
         attributes = op.complete(parse_attributes(",".join(parts[count:]), limits))
         regions: list[Graph] = []

@@ -270,7 +270,8 @@ def expression_here(word: object) -> str | None:
 
 def name_here(word: object, table: dict[str, str]) -> str | None:
     """Return the name here for a name of another framework, ignoring case and a trailing underscore, or None."""
-    plain = str(word).casefold().rstrip("_")  # str: errors quote the value of a user, which need not be text
+    # str: errors quote the value of a user, which need not be text.
+    plain = str(word).casefold().rstrip("_")
     for name, words in table.items():
         if plain in (name.casefold(), *words.casefold().split()):
             return name

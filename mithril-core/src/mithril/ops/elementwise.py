@@ -59,11 +59,13 @@ TAIL = (-2.00214257e-04, 1.00950558e-04, 1.34934322e-03, -3.67342844e-03, 5.7395
 def _erfinv(x: Array) -> Array:
     kind = np.float64 if x.dtype == np.float64 else np.float32
     z = np.abs(x.astype(kind))
-    w = -np.log((kind(1) - z) * (kind(1) + z))  # 1 - z is exact near 1, where 1 - z * z would lose digits
+    # 1 - z is exact near 1, where 1 - z * z would lose digits.
+    w = -np.log((kind(1) - z) * (kind(1) + z))
     central, tail = w - kind(2.5), np.sqrt(np.maximum(w, 0)) - kind(3)
     inner, outer = np.full_like(z, CENTRAL[0]), np.full_like(z, TAIL[0])
     for a, b in zip(CENTRAL[1:], TAIL[1:], strict=True):
         inner, outer = kind(a) + inner * central, kind(b) + outer * tail
+    # Giles fitted one polynomial up to 5, and the other beyond.
     y = np.where(w < 5, inner, outer) * z
     if kind is np.float64:
         for _ in range(2):  # two Newton steps refine the single-precision result to double precision
@@ -91,7 +93,8 @@ def _mod(a: Array, b: Array) -> Array:
 
 def _pow(a: Array, b: Array) -> Array:
     if a.dtype.kind not in "iu":
-        a, b = np.broadcast_arrays(a, b)  # materialized: for a scalar exponent 0.5 NumPy computes the square root
+        # materialized: for a scalar exponent 0.5 NumPy computes the square root.
+        a, b = np.broadcast_arrays(a, b)
         return np.power(a, b.copy())
     power = np.power(a, np.maximum(b, 0))
     # NumPy raises for negative exponents; 1 and -1 are the only integers with integer reciprocals.

@@ -18,5 +18,6 @@ def is_foldable(node: Node, available: Container[Value | None], limit: int) -> b
     if not all(v is None or v in available for v in node.operands):
         return False
     if node.op in (dequantize, dequantize_groups) and node.result.ndim > 1:
-        return False  # quantized values take a fraction of the memory of their numbers, and integer kernels read them
+        # Quantized values take a fraction of the memory of their numbers, and integer kernels read them.
+        return False
     return all(is_static(v.shape) and int(numel(v.shape)) <= limit for v in node.results)

@@ -323,7 +323,8 @@ def adaptive_avg_pool(x, *, size: Ints):
     for axis, (n, m) in enumerate(zip(spatial, sizes, strict=True), 2):
         if n == m:
             continue
-        weights = np.zeros((n, m), as_dtype(y.dtype).numpy)  # the mean over a box is the mean of means along its axes
+        # The mean over a box is the mean of means along its axes.
+        weights = np.zeros((n, m), as_dtype(y.dtype).numpy)
         for i, (a, b) in enumerate(_bounds(n, m)):
             weights[a:b, i] = 1 / (b - a)
         perm = _swap_with_last(y, axis)

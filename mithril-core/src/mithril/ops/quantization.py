@@ -127,7 +127,8 @@ def _(g, y, x, scale, *, bits, axis):
     low, high = _range(bits)
     s = upcast(_broadcast_along(scale, x, axis))
     q = upcast(x) / s
-    nearest = round(q)  # the largest number of a block may be a little above its scale times the largest integer
+    # The largest number of a block may be a little above its scale times the largest integer.
+    nearest = round(q)
     saturated = logical_or(less(nearest, low), greater(nearest, high))
     gx = where(saturated, 0.0, upcast(g))
     slope = where(saturated, clip(nearest, low=low, high=high), nearest - q)

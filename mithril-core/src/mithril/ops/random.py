@@ -35,6 +35,7 @@ from mithril.ops.shape import spread
 
 Array = np.ndarray[Any, Any]
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+# The constant of Threefry's third key, so that the three are not all zero for a key of zeros.
 _PARITY = 0x1BD11BDA
 KEY = exactly(0, 42, dtype="uint32")
 OTHER_KEY = exactly(123456789, 987654321, dtype="uint32")

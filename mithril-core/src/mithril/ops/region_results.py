@@ -39,7 +39,8 @@ def with_read_results(node: Node, read: Collection[Value]) -> Node:
     while True:
         regions = [_live_region(region, needed) for region in node.regions]
         if node.op is while_op:
-            regions[0] = _live_region(node.regions[0], {0})  # the condition has one result, which every step reads
+            # The condition has one result, which every step reads.
+            regions[0] = _live_region(node.regions[0], {0})
         places = {k for region in regions for k in _arguments_read(region)}
         if needed.issuperset(previous := {k for k in places if k < carried}):
             break

@@ -44,7 +44,8 @@ class Region(Builder):
     def close(self, captured: Iterable[Value], outputs: Mapping[str, Value]) -> Graph:
         """Return the region as a graph whose inputs are the bound ones, then the captured values."""
         inputs = (*self.inputs, *(Input(self.local(v)) for v in captured))
-        self.outer.guards.update(self.guards)  # guards are checked on the outermost graph, which has the same symbols
+        # Guards are checked on the outermost graph, which has the same symbols.
+        self.outer.guards.update(self.guards)
         return Graph(inputs, tuple(self.nodes), as_results(outputs), self.name)
 
     # -- overrides that capture outer values -------------------------------------------------------------------------

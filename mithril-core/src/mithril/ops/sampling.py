@@ -297,7 +297,8 @@ def roi_align(x, boxes, image, *, size: Shape, scale: float = 1.0, samples: int 
     shape = (count, *(n * samples for n in size))
     axes, in_image = [], None
     extents = [_extent(n, boxes) for n in sizes]
-    for k, n in enumerate(extents):  # the rows of a box lie between y1 and y2, its columns between x1 and x2
+    # The rows of a box lie between y1 and y2, its columns between x1 and x2.
+    for k, n in enumerate(extents):
         start = narrow(corners, 1, 1 - k, 2 - k)
         extent = narrow(corners, 1, 3 - k, 4 - k) - start
         if not aligned:

@@ -81,7 +81,8 @@ def _clamp_backward(position: Size, size: Size) -> Size:
         return before
     low, high = bounds(size + position)
     if low is None or low < 0:
-        return before if high is not None and high < 0 else position  # clamped by Python when the size is known
+        # Python clamps the position when the size is known.
+        return before if high is not None and high < 0 else position
     return size + position
 
 

@@ -125,7 +125,8 @@ class HookCalls:
 
     def compile_end(self, context: CompileContext, result: Any, error: BaseException | None) -> None:
         """Notify observers of the result of a compilation."""
-        decisions = context.decisions if error is None else Decisions()  # strict=True replaces no error by another
+        # strict=True replaces no error by another.
+        decisions = context.decisions if error is None else Decisions()
         self._observe("mithril_compile_end", decisions, context=context, result=result, error=error)
 
     def _observe(self, hook: str, decisions: Decisions, **arguments: Any) -> list[tuple[Plugin, Any]]:
@@ -161,6 +162,7 @@ class HookCalls:
             plugin_draft = PipelineDraft(draft.names)
             try:
                 implementation(draft=plugin_draft, target=target, level=level)
+            # The user's time limit for compiling has ended, which is not the plugin's mistake.
             except TimeoutError:
                 raise
             except Exception as cause:

@@ -152,7 +152,8 @@ class Manager(pluggy.PluginManager):
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         if not name.startswith("mithril_"):
-            return None  # pluggy would examine every name of a module, which takes as long as its import
+            # Pluggy would examine every name of a module, which takes as long as its import.
+            return None
         # The attributes of a module run no code, so that pluggy's careful access is not needed.
         is_module = isinstance(plugin, ModuleType)
         options = (
@@ -408,7 +409,8 @@ class Loader:
                 first_party = [plugin for plugin in rivals if plugin.first_party]
                 for plugin in rivals:
                     if [plugin] == first_party:
-                        continue  # the first-party plugin owns the name, so third parties cannot disable it
+                        # The first-party plugin owns the name, so third parties cannot disable it.
+                        continue
                     other = next(rival for rival in rivals if rival is not plugin)
                     plugin.problems.append(
                         PluginProblem(
@@ -445,7 +447,8 @@ class Loader:
                 if self.strict and plugin.state != "disabled":
                     raise plugin.problems[0].error()
                 return False
-            if any(one is plugin for one in self._importing):  # its import asks for something of mithril
+            # The import of the plugin asks for something of mithril.
+            if any(one is plugin for one in self._importing):
                 return False
             if problem := incompatibility(plugin, __version__):
                 self.problem(plugin, problem)

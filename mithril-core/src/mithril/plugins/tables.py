@@ -91,6 +91,7 @@ class Answers:
                             raise TypeError(f"expected {kind.__name__}, got {type(spec).__name__}: {spec!r}")
                 except CompileTimeoutError:
                     raise
+                # A plugin that calls sys.exit must not end the process of its user.
                 except (Exception, SystemExit) as cause:
                     self.loader.problem(plugin, answer_problem(plugin, hook, cause, arguments.get("backend", "")))
                     continue

@@ -151,6 +151,7 @@ def fields(thing: Any, skip: Collection[str] = ()) -> tuple[Any, ...]:
     """Return the class of an object and its fields by name, without those named in ``skip``."""
     try:
         values = dict(object.__getattribute__(thing, "__dict__"))
+    # Classes that only have slots.
     except AttributeError:
         values = {}
     slots = (name for base in type(thing).__mro__ for name in base.__dict__.get("__slots__", ()))

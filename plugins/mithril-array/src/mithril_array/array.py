@@ -36,7 +36,8 @@ class Array:
 
     __slots__ = ("__weakref__", "_is_private", "_parts", "_xp", "dtype", "shape")
     __array_priority__ = 1000.0
-    __array_ufunc__ = None  # operators of NumPy arrays leave mixed operands to this class, which refuses them
+    # Operators of NumPy arrays leave mixed operands to this class, which refuses them.
+    __array_ufunc__ = None
     dtype: DType
     shape: tuple[int, ...]
 

@@ -150,7 +150,8 @@ def sinh(z: Pair) -> Pair:
 
 def cosh(z: Pair) -> Pair:
     is_axis = ops.logical_or(ops.equal(z.im, 0.0), ops.equal(z.re, 0.0))
-    at_axis = signed(signed(ops.zeros_like(z.re), z.re), z.im)  # zero with the sign of the product of both parts
+    # Zero with the sign of the product of both parts.
+    at_axis = signed(signed(ops.zeros_like(z.re), z.re), z.im)
     im = ops.where(is_axis, at_axis, ops.sinh(z.re) * ops.sin(z.im))
     y = Pair(ops.cosh(z.re) * ops.where(ops.equal(z.im, 0.0), 1.0, ops.cos(z.im)), im)
     return _unbounded(y, Pair(ops.abs(z.re), z.im))

@@ -147,7 +147,8 @@ class CBackend(Backend):
     def packed_weights(
         self, executable: Any, options: BuildOptions, weights: dict[str, Any], forms: MutableMapping[str, Any]
     ) -> dict[str, Any]:
-        layout = getattr(executable, "layout", None)  # a program of several backends, or of a plugin, has none
+        # A program of several backends, or of a plugin, has none.
+        layout = getattr(executable, "layout", None)
         return weights if layout is None else layout.bound(weights, forms)
 
     def reading_quantized(self, weight: EncodedWeight) -> tuple[Op, Mapping[str, Any]] | None:
@@ -161,7 +162,8 @@ class CBackend(Backend):
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def embedded_weights(self, executable: Any, size: int) -> tuple[Sequence[Any], int]:
-        layout = getattr(executable, "layout", None)  # a program of several backends, or of a plugin, has none
+        # A program of several backends, or of a plugin, has none.
+        layout = getattr(executable, "layout", None)
         if layout is None:
             return super().embedded_weights(executable, size)
         return [*layout.constants.values()], 0

@@ -166,6 +166,7 @@ def _bytes(limit: int | str | None) -> int | None:
 
 
 def _threads(count: int | None) -> int | None:
+    # GGML_MAX_N_THREADS of ggml.
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 512):
         raise OptionError(f"num_threads={count!r} is not a valid number of threads", facts=["accepted: 1 to 512"])
     return count

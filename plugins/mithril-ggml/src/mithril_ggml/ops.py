@@ -7,6 +7,7 @@ from typing import Any
 import mithril as ml
 from mithril.graph import exactly, operation, sample
 
+# Weights of zeros have a mean of 0, by which they are divided.
 EPS = 1e-8
 
 

@@ -24,7 +24,8 @@ MAX_ENTRIES = 1 << 17  # of metadata, and of tensors
 MAX_KEY = 1 << 10
 MAX_NAME = 63  # ggml cuts longer names off
 MAX_ELEMENTS = 1 << 44
-POINTER, NUMBER, TEXT = 8, 40, 80  # bytes of memory of an element of a list: a small number, another one, a short text
+# Bytes of memory of an element of a list: a small number, another one, a short text.
+POINTER, NUMBER, TEXT = 8, 40, 80
 ARRAY, STRING, BOOL = 9, 8, 7
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", BOOL: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 DEFAULT_ALIGNMENT = 32  # bytes, of tensors

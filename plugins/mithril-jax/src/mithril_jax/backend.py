@@ -447,7 +447,8 @@ class JaxBackend(SourceBackend):
     def embedded_weights(self, executable: Any, size: int) -> tuple[Sequence[Any], int]:
         call = getattr(executable, "call", None)
         if not isinstance(call, held_weights.HeldCall):
-            return Backend.embedded_weights(self, executable, size)  # XLA copies the constants of the module
+            # XLA copies the constants of the module.
+            return Backend.embedded_weights(self, executable, size)
         return [*call.weights.values()], round(self.embedded_copies * call.embedded)
 
     def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:

@@ -17,7 +17,8 @@ def attention_blocks(q, k, v, mask, causal, scale, ahead):
 
     The first query is ``ahead`` positions after the first key.
     """
-    size = 128  # positions of a block: of 128 to 1024 the quickest on a CPU, whose cache holds the scores
+    # Positions of a block: of 128 to 1024 the quickest on a CPU, whose cache holds the scores.
+    size = 128
     batch, heads, queries, features = q.shape
     groups, keys = k.shape[1], k.shape[2]
     rows, columns = min(size, queries), min(size, keys)

@@ -79,7 +79,8 @@ def extracted(graph: Graph) -> tuple[Graph, dict[str, Held]]:
         value = Value(i.name, TensorType(i.type.dtype, tuple(i.type.shape[k] for k in order)))
         if data is not None:
             weights[i.name] = Held(np.asarray(data), order)
-        axes = i.tags.get("axes", range(len(order)))  # constant folding may have transposed the parameter
+        # Constant folding may have transposed the parameter.
+        axes = i.tags.get("axes", range(len(order)))
         tags = {**i.tags, "held_order": tuple(axes[k] for k in order)}
         inputs.append(replace(i, value=value, role="param", data=None, tags=tags))
         if order == SWAPPED and all(node.op is ops.transpose for node in used):
@@ -118,7 +119,8 @@ def orders(weights: Collection[Held]) -> str:
 def _order(weight: Value, readers: Sequence[Node]) -> tuple[int, ...]:
     """Return the order of the axes that the readers read fastest: a convolution reads its kernel channels last."""
     rank = len(weight.shape)
-    if weight.dtype is bfloat16 and rank == 2:  # with_contracted_rows reads the matrix that a transpose has as operand
+    # with_contracted_rows reads the matrix that a transpose has as operand.
+    if weight.dtype is bfloat16 and rank == 2:
         return SWAPPED if all(node.op is ops.matmul and node.operands[1] is weight for node in readers) else (0, 1)
     # The transpose is computed once, when the weight is placed, and leaves the program.
     if all(node.op is ops.transpose for node in readers):

@@ -17,12 +17,14 @@ def on_host(function, types, *arrays):
 # -- element-wise -------------------------------------------------------------------------------------------------
 def floordiv_float(a, b):
     """Return the quotient rounded toward minus infinity; a zero has the sign of a / b, which XLA's floor loses."""
-    quotient = jnp.where(b == 0, a / b, jnp.floor_divide(a, b))  # jax < 0.10 returns nan for a divisor of 0
+    # jax < 0.10 returns nan for a divisor of 0.
+    quotient = jnp.where(b == 0, a / b, jnp.floor_divide(a, b))
     return jnp.where(quotient == 0, 0 * (a / b), quotient)
 
 
 def saturated_erf(x):
     """Return the error function, exactly 1 or -1 for large numbers: that of XLA before jax 0.10 is less in fusions."""
+    # From 6 on the function rounds to 1, even in float64.
     return jnp.where(jnp.abs(x) < 6, lax.erf(x), jnp.sign(x))
 
 

@@ -123,7 +123,8 @@ def _extreme(call: Call) -> str:
     keepdims = ", keepdims=True" if call.keepdims else ""
     name = call.node.op.name
     start = reduction_identity(call, "-jnp.inf", "jnp.inf")
-    if call.type.dtype.name == "uint64":  # its maximum exceeds the range of weakly typed Python integers
+    # The maximum of uint64 exceeds the range of weakly typed Python integers.
+    if call.type.dtype.name == "uint64":
         start = f"{call.dtype()}({start})"
     return f"jnp.{name}({call.x}, axis={axes_text(call)}{keepdims}, initial={start})"
 

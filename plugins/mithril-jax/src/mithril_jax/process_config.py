@@ -70,7 +70,8 @@ def simulate_devices(count: int) -> None:
 
     XLA runs each device's collectives on a thread of its own: with fewer threads than devices they deadlock.
     """
-    if started() or jax.distributed.is_initialized():  # with several processes, each sets its own number of devices
+    # With several processes, each sets its own number of devices.
+    if started() or jax.distributed.is_initialized():
         return
     os.environ.setdefault(_POOL, str(max(os.cpu_count() or 1, 2 * count + 8)))
     if jax.config.jax_num_cpu_devices < count:

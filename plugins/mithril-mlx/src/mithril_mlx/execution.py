@@ -49,7 +49,8 @@ def memory_before_speed() -> Iterator[None]:
     Otherwise up to ten operations wait with their results allocated (MLX 0.32), and checkpoints save little.
     """
     with MEMORY_LIMIT:
-        before = mx.set_memory_limit(1)  # above its limit MLX waits for running operations, but still allocates
+        # Above its limit MLX waits for running operations, but still allocates.
+        before = mx.set_memory_limit(1)
         try:
             yield
         finally:

@@ -49,7 +49,8 @@ def sine(x, shift):
     rest = z - turns * 3.141592651605606 - turns * 1.984187159361080883e-9  # pi: the first product is exact
     sign = (1.0 - 2.0 * (k - 2.0 * mx.floor(k * 0.5))) * (1.0 - 4.0 * shift)
     reduced = mx.sin(rest.astype(mx.float32)) * sign.astype(mx.float32)
-    return mx.where(mx.abs(x) < 1048576.0, reduced, direct)  # from 2**20 on, the first product is rounded
+    # From 2**20 on, the first product is rounded.
+    return mx.where(mx.abs(x) < 1048576.0, reduced, direct)
 
 
 def masked(x, condition):

@@ -46,7 +46,8 @@ def erfinv(x):
     kind = np.float64 if x.dtype == np.float64 else np.float32
     z = np.abs(x.astype(kind))
     with np.errstate(all="ignore"):
-        w = -np.log((kind(1) - z) * (kind(1) + z))  # 1 - z is exact near 1, where 1 - z * z would lose digits
+        # 1 - z is exact near 1, where 1 - z * z would lose digits.
+        w = -np.log((kind(1) - z) * (kind(1) + z))
         a, b = w - kind(2.5), np.sqrt(np.maximum(w, 0)) - kind(3)
         inner, outer = kind(2.81022636e-08), kind(-2.00214257e-04)
         for c in (
@@ -71,6 +72,7 @@ def erfinv(x):
             2.83297682,
         ):
             outer = kind(c) + outer * b
+        # Giles fitted one polynomial up to 5, and the other beyond.
         y = np.where(w < 5, inner, outer) * z
         if kind is np.float64:
             import math

@@ -22,6 +22,7 @@ from mithril_onnx.message_memory import check_messages
 from mithril_onnx.table import canonical_domain
 from mithril_onnx.tensors import dtype_of_code, to_array
 
+# Files of the first version of ONNX name no opset.
 OLDEST = 1
 
 

@@ -68,7 +68,8 @@ native.row("where", "ov.select({condition}, {a}, {b})")
 native.helpers(nodes.conv_, when=is_float)
 native.helpers(nodes.conv_input_grad_, when=is_ungrouped)
 native.helpers(nodes.reshape_, nodes.slice_, view=True)
-native.row("isnan", "ov.not_equal({x}, {x})", when=is_float)  # which the CPU joins with its neighbors, unlike is_nan
+# OpenVINO's CPU plugin joins the comparison with its neighbors, unlike is_nan.
+native.row("isnan", "ov.not_equal({x}, {x})", when=is_float)
 native.row("cast", "ov.convert({x}, {dtype})")
 native.row("take", "ov.gather({x}, {indices}, nodes.ints({axis}))", when=has_elements)
 

@@ -135,7 +135,8 @@ class World:
         self._call(self.store.set, f"{key}/{self.rank}", json.dumps(value))
         if self.rank == 0:
             return self._collect(key, purpose)
-        answer = self._wait(f"{key}/all", self.timeout + 1.0, leaver=0)  # process 0 names those that are missing first
+        # Process 0 names those that are missing first.
+        answer = self._wait(f"{key}/all", self.timeout + 1.0, leaver=0)
         if answer is None:
             raise self.missing([0], purpose)
         result = json.loads(answer)

@@ -165,7 +165,8 @@ class Watchdog:
             self._stop_requested = False
             self.world.store.set(self._stop_key, "requested")
         if self.stop_at is None and self.world.store.get(self._stop_key) is not None:
-            with self._lock:  # a process may have passed its check after the last step: all run one more
+            # A process may have passed its check after the last step: all run one more.
+            with self._lock:
                 self.stop_at = 1 + max(
                     self.world.gather(f"{self._stop_key}/steps", self.steps, "the agreement on the last step")
                 )
@@ -175,7 +176,8 @@ class Watchdog:
         before = time.monotonic()
         while not self._ended.wait(period):
             now = time.monotonic()
-            if now - before > self.world.timeout / 4:  # the others were not silent, this process stood still
+            # The others were not silent, this process stood still.
+            if now - before > self.world.timeout / 4:
                 self._forgive(now - before)
             elif self._is_overdue():
                 self._end(self.suspects(self.world.timeout / 2))

@@ -187,7 +187,8 @@ def _models() -> tuple[str, ...]:
         match = re.search(r"^Model:\s*(.+)$", read(information) or "", re.MULTILINE)
         if match:
             targets.append(match.group(1).strip())
-    if not targets and Path("/dev/nvidiactl").exists():  # containers may hide the driver's files, but not its devices
+    # Containers may hide the driver's files, but not its devices.
+    if not targets and Path("/dev/nvidiactl").exists():
         listed = run_command("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
         targets = listed.splitlines() if listed else []
     return tuple(targets)

@@ -414,7 +414,8 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
             graph, arguments = special_calls(op, self.make().dtypes)
             if graph.outputs:
                 signed = signs_of_zeros(graph)
-                largest = 1.0 if op.composite else 1e-3  # the body of a composite rounds sums that may cancel
+                # The body of a composite rounds sums that may cancel.
+                largest = 1.0 if op.composite else 1e-3
                 self.compare(graph, arguments, op.tolerance, signs=lambda _: signed, largest=largest)
 
         self.check([f"special:{op.name}"], action)

@@ -19,7 +19,8 @@ class Handle(str):
 
 def real(x: Any, q: Quantization, dtype: DType) -> Value:
     """Return the real numbers of a stored tensor."""
-    if isinstance(x, np.ndarray) and x.dtype.itemsize >= 4:  # a bias, which float32 rounds only after its scale
+    # Biases have 32 bits, which float32 must round only after their scale.
+    if isinstance(x, np.ndarray) and x.dtype.itemsize >= 4:
         shape = [-1 if k == q.axis else 1 for k in range(x.ndim)] if not q.is_single else [1] * x.ndim
         scaled = (x.astype(np.float64) - q.zero.reshape(shape)) * q.scale.astype(np.float64).reshape(shape)
         return as_value(scaled.astype(np.float32), float32)
@@ -31,7 +32,8 @@ def real(x: Any, q: Quantization, dtype: DType) -> Value:
 def stored(y: Value, q: Quantization, dtype: DType) -> Value:
     """Return real numbers as a tensor stores them: rounded to quanta, halves to even, within its limits."""
     node = _producer(y)
-    if node is not None and node.op is ops.transpose and q.is_single:  # the order that kernels for bytes recognize
+    # The order that kernels for bytes recognize.
+    if node is not None and node.op is ops.transpose and q.is_single:
         numbers: Value = ops.transpose(stored(node.operands[0], q, dtype), perm=node.attributes["perm"])
         return numbers
     scale, zero = _parameters(q, dtype)

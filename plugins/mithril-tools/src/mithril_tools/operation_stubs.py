@@ -40,7 +40,8 @@ TYPES = {
 
 def operations_stub() -> str:
     """Return the text of ``mithril/ops/__init__.pyi``: a class for each operation, as they differ in their calls."""
-    exported = sorted(vars(ops)["__all__"])  # some are functions that call the operation of the same name
+    # Some are functions that call the operation of the same name.
+    exported = sorted(vars(ops)["__all__"])
     core = {n: op for n, op in sorted(operations().items()) if _is_core(op) and not keyword.iskeyword(n)}
     core = {n: op for n, op in core.items() if n not in exported}
     lines = [

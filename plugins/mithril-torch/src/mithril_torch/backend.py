@@ -88,7 +88,8 @@ class TorchBackend(SourceBackend):
     def _find(self, device: str) -> torch.device:
         try:
             if device == "cuda" and (task := launched_task()) is not None:
-                torch.cuda.set_device(task.local_rank)  # before the first tensor, which would select GPU 0
+                # Before the first tensor, which would select GPU 0.
+                torch.cuda.set_device(task.local_rank)
             torch.empty(0, device=device)
             return torch.device(device)
         except (RuntimeError, AssertionError) as error:

@@ -149,6 +149,7 @@ def mkl_is_fast():
     if not hasattr(mkl_is_fast, "answer"):
         try:
             with open("/proc/cpuinfo") as info:
+                # The rows of the first processor.
                 mkl_is_fast.answer = "GenuineIntel" in info.read(4096)
         except OSError:
             mkl_is_fast.answer = False
@@ -454,7 +455,8 @@ def expert_matmul(x, w, experts):
     used = order[: sum(sizes)]
     rows = x.reshape(lead, x.shape[-1])[numbers[used]].split(sizes)
     parts = [a @ b for a, b in zip(rows, w.unbind()) if a.shape[0]]
-    parts = parts or [x.reshape(lead, x.shape[-1])[:0] @ w[:1].sum(0)]  # no row, but autograd reaches the operands
+    # No row, but autograd reaches the operands.
+    parts = parts or [x.reshape(lead, x.shape[-1])[:0] @ w[:1].sum(0)]
     return x.new_zeros(numbers.shape[0], w.shape[2]).index_copy(0, used, torch.cat(parts)).reshape(*shape, w.shape[2])
 
 
@@ -506,6 +508,7 @@ def onednn_runs(x, w):
 
 def onednn_convolves(x, w):
     """Whether to call oneDNN for a small image, for which PyTorch on one thread selects slower code of its own."""
+    # PyTorch itself calls oneDNN for a single image of more than 20,480 elements (ConvParams::use_mkldnn).
     return w.ndim == 4 and w[0, 0].numel() > 1 and x.shape[0] == 1 and x.numel() <= 20480
 
 
@@ -763,7 +766,8 @@ def row_of_each(positions, starts):
 @needs(stored_rows, row_of_each)
 def sparse_matmul(values, positions, starts, x):
     """Return the product of a sparse matrix with x."""
-    if torch.compiler.is_compiling():  # which traces no sparse tensors (PyTorch 2.13): gathers, and sums of rows
+    # torch.compile traces no sparse tensors (PyTorch 2.13): gathers, and sums of rows.
+    if torch.compiler.is_compiling():
         blocks = x.reshape(-1, values.numel() // len(positions), x.shape[1])
         terms = (blocks[positions] * values.reshape(len(positions), -1, 1)).sum(1)
         return x.new_zeros(len(starts), x.shape[1]).index_add(0, row_of_each(positions, starts), terms)[:-1]

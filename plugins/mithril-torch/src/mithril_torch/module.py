@@ -44,7 +44,8 @@ def to_module(compiled: Any, *, blocks: Sequence[str] | None = None) -> Compiled
             f"to_module() requires the torch backend, but this model was compiled for '{compiled.backend.name}'",
             hint="ml.compile(model, 'torch').to_module(), or compiled.to_function() for jax and mlx",
         )
-    compiled.backend.require_one_device(BuildOptions(compiled.options))  # before sizes, which calls on a mesh determine
+    # Before sizes, which calls on a mesh determine.
+    compiled.backend.require_one_device(BuildOptions(compiled.options))
     types = _types(compiled)
     function = compiled.to_function()
     programs = {False: function.program(types)}

@@ -31,6 +31,7 @@ def simulate_devices(count: int) -> None:
     os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * count + 8)))
     try:
         jax.config.update("jax_num_cpu_devices", count)
+    # JAX refuses once it runs, which matters only if it has fewer devices.
     except RuntimeError as error:
         if len(jax.devices("cpu")) >= count:
             return

@@ -24,6 +24,7 @@ def polynomial(x, *coefficients):
 def expm1(x):
     """Return e**x - 1, by its series where the difference would cancel."""
     small = x * polynomial(x, *(1 / math.factorial(k) for k in range(10, 0, -1)))
+    # From one half on the difference loses no more than two bits; below, the series is exact to 3e-11.
     return ops.where(x * x < 0.25, small, ops.exp(x) - 1.0)
 
 
@@ -41,6 +42,7 @@ def tanh(x):
 
 def sinh(x):
     e = ops.expm1(ops.abs(x))
+    # From 20 on e**-x is lost even in float64, and e**x alone would overflow before half of it does.
     y = ops.where(ops.abs(x) < 20.0, (e + e / (e + 1.0)) * 0.5, ops.exp(ops.abs(x) - math.log(2)))
     return ops.where(ops.equal(x, 0.0), x, ops.where(x < 0.0, -y, y))
 
@@ -60,6 +62,7 @@ def cos(x):
 def erf(x):
     """Return the error function, by its series where an absolute error would be a large relative one."""
     series = (c * 2 / math.sqrt(math.pi) for c in (-1 / 75600, 1 / 9360, -1 / 1320, 1 / 216, -1 / 42, 0.1, -1 / 3, 1))
+    # The term after the last one is 2e-11 of the result at one half.
     return ops.where(x * x < 0.25, x * polynomial(x * x, *series), ops.erf(x))
 
 

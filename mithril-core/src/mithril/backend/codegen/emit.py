@@ -433,7 +433,8 @@ class FunctionEmitter:
         """Return the values that result ``k`` of a view, or of an operation with regions, may alias."""
         if node.op is not if_op:
             return {base for v in node.operands if v is not None for base in self.bases.get(v, (v,))}
-        memory = {node.results[k]}  # represents memory allocated in a branch, which several results may share
+        # The result represents memory allocated in a branch, which several results may share.
+        memory = {node.results[k]}
         for region in node.regions:
             aliases = self.region_memory[region]
             memory.update(node.results[j] for j in range(k) if aliases[j] & aliases[k])
@@ -450,7 +451,8 @@ class FunctionEmitter:
             return None
         operands = [v for v in node.operands if v is not None]
         dying = [v for v in operands if self._is_last_use(v) and v.type == result.type]
-        memory = {v: self.bases.get(v, {v}) for v in operands}  # libraries read a view after they wrote below it
+        # Libraries read a view after they wrote below it.
+        memory = {v: self.bases.get(v, {v}) for v in operands}
         dying = [v for v in dying if all(o is v or memory[v].isdisjoint(memory[o]) for o in operands)]
         # An input's buffer first: nothing else can reuse it later, since the caller gave it away.
         return next((v for v in dying if v not in self.produced), dying[0] if dying else None)

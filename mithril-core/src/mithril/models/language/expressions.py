@@ -42,6 +42,7 @@ class Expression:
             if len(text) > LONGEST:
                 raise SyntaxError(f"it is longer than {LONGEST} characters")
             self.body = ast.parse(text.strip(), mode="eval").body
+        # Python's parser raises MemoryError where its stack ends, and ValueError for null bytes.
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise self._error(f"'{text}' is not an expression", str(getattr(error, "msg", "") or error)) from None
         self.names = self._names()

@@ -123,7 +123,8 @@ class Layer(metaclass=LayerMeta):
             return
         names, defaults = code.co_varnames[1 : code.co_argcount], cls.build.__defaults__ or ()
         required = names[: len(names) - len(defaults)]
-        if len(required) > 1:  # the only input is "input", whatever build calls it: layers of a chain are exchangeable
+        # The only input is "input", whatever build calls it: layers of a chain are exchangeable.
+        if len(required) > 1:
             cls.inputs = required
         if all(default is None for default in defaults):
             cls.optional = names[len(required) :]

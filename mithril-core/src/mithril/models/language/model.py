@@ -130,7 +130,8 @@ class Model(Layer):
             if requested not in self.layer_names:
                 self.layer_names.add(requested)
                 return requested
-            if any(s.layer is step.layer for s in self.steps):  # the same layer applied again shares its parameters
+            # The same layer applied again shares its parameters.
+            if any(s.layer is step.layer for s in self.steps):
                 return self._numbered(requested)
             other = next(s for s in self.steps if s.name == requested)
             raise ModelError(

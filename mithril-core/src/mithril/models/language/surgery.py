@@ -99,7 +99,8 @@ def find(layer: Layer, target: Target) -> dict[str, Layer]:
     target = _resolved(layer, target)
     for path, child in walk(layer):
         if _accepts(target, path, child):
-            layers.setdefault(path, child)  # a wrapper precedes the layer within it, which has the same path
+            # A wrapper precedes the layer within it, which has the same path.
+            layers.setdefault(path, child)
     return layers
 
 

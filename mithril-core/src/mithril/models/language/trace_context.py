@@ -58,7 +58,8 @@ class Builds(Protocol):
 
 
 RNG = "rng"
-POSITION, PADDING = "position", "padding"  # states of models that continue texts: tokens read, and not to read
+# States of models that continue texts: tokens read, and not to read.
+POSITION, PADDING = "position", "padding"
 
 
 class _Active(threading.local):
@@ -253,7 +254,8 @@ class Context:
         inputs = layer.inputs + layer.optional
         slots = list(args) + [None] * (len(inputs) - len(args))
         name = self._name_within(parent, layer)
-        bound = {} if name else dict(self.bound)  # a layer in a wrapper has the parameters of the wrapper
+        # A layer in a wrapper has the parameters of the wrapper.
+        bound = {} if name else dict(self.bound)
         for terminal, value in bindings.items():
             if terminal in layer.weights:
                 bound[terminal] = value
@@ -321,7 +323,8 @@ class Context:
     def _shape_named(self, name: str) -> Shape | None:
         array = self.pretrained.get(name)
         shape = self.learned.get(name) if array is None else tuple(np.shape(array))
-        return self.derived.get(name, shape)  # first, so that a weight of another shape is an error that names it
+        # Derived shapes come first, so that a weight of another shape is an error that names it.
+        return self.derived.get(name, shape)
 
     def _shape_of(self, lazy: LazyParam) -> Shape | None:
         """Return the declared shape of a trainable input, else that of its pretrained array."""

@@ -129,6 +129,7 @@ class Stack(_Joining):
         return ops.stack(*xs, axis=self.axis)
 
 
+# Each part is an output with a name: a mistyped number would fill the memory before an error could name it.
 MAX_PARTS = 1 << 16
 
 

@@ -105,7 +105,8 @@ def export_program(
             facts=[str(executable.host_steps[0].node.origin)],
             hint="register a lowering for 'c' that writes a kernel, or compose it of other operations",
         )
-    if executable.layout.updated:  # the C code keeps two copies, so that a rejected run leaves the state unchanged
+    # The C code keeps two copies, so that a rejected run leaves the state unchanged.
+    if executable.layout.updated:
         executable = compile_graph.rebuild(without_donations(executable.graph), executable)
     weights, target, sizes = parameters(executable, params), executable.target, known_sizes(executable, inputs)
     test_inputs = partial(test_inputs_of, executable, inputs)

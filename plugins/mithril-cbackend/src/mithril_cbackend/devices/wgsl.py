@@ -334,7 +334,8 @@ class WGSL(Language):
         # The number of groups is known: without a uniform buffer for it.
         text = re.sub(r"struct PODArgs \{.*?podArgs : PODArgs;\n\n", "", text, flags=re.DOTALL)
         text = text.replace("podArgs.packGridDimX", f"{groups - 1}u")
-        text = text.replace("-2147483648i", "i32(-2147483648)")  # the sign is an operator, its operand too large
+        # The sign is an operator, its operand too large.
+        text = text.replace("-2147483648i", "i32(-2147483648)")
         # TVM prints chains of named values in exponential time, so that names are arrays of one element until here.
         for name, kind in re.findall(r"^ *var (\w+) : array<(\w+), 1>;\n", text, re.MULTILINE):
             if len(re.findall(rf"^ *{name}\[0i\] = ", text, re.MULTILINE)) == 1:

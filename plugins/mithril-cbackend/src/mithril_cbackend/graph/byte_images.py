@@ -140,7 +140,8 @@ class ByteImages:
             widths, value = pad.attributes["widths"], pad.attributes["value"]
             # Bytes are padded with any zero point, since it is subtracted with the sums; a bfloat16 pad
             # other than 0 would be copied as a bit pattern.
-            is_zero = kind == BYTES or value == 0  # a zero point, or the number that int8x4 groups are padded with
+            # A zero point, or the number that int8x4 groups are padded with.
+            is_zero = kind == BYTES or value == 0
             if is_zero and not any(n for pair in (*widths[:2], *a["padding"]) for n in pair):
                 image, a["padding"] = operand(pad), tuple(tuple(map(int, pair)) for pair in widths[2:])
                 zero = int(value)

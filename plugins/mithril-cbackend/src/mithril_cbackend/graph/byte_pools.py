@@ -111,7 +111,8 @@ class BytePools:
         if node.op is ops.max_pool:
             a = node.attributes
             if set(a["dilation"]) != {1} and any(n for pair in a["padding"] for n in pair):
-                return  # pixels between the elements of a window have a maximum that is lower than all quantized values
+                # Pixels between the elements of a window have a maximum that is lower than all quantized values.
+                return
             with self.editor.before(node):
                 pooled = ops.max_pool(quantized, **node.attributes)
                 result = ops.dequantize(pooled, *source.operands[1:], axis=None)

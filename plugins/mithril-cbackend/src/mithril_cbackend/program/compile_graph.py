@@ -99,6 +99,7 @@ def compiled(graph: Graph, machine: Machine, target: CompileTarget, is_stored: b
             functions, call_entry.entries(graph, layout), machine.cpu, machine.threads, machine.features
         )
     except BackendError as error:
+        # LLVM compiles all functions at once, and its error names none of them.
         raise (first_failing_kernel(program, machine) or error) from error.__cause__
     lowered = LoweredProgram(program, machine)
     storable = is_stored and not program.host_steps

@@ -197,7 +197,8 @@ class Executable:
                 run()
             else:
                 failures: list[BaseException] = []
-                ended = threading.Event()  # an interrupted Thread.join of Python 3.11 takes the thread for ended
+                # An interrupted Thread.join of Python 3.11 takes the thread for ended.
+                ended = threading.Event()
                 threading.Thread(target=report, args=(run, failures, ended)).start()
                 try:
                     ended.wait()

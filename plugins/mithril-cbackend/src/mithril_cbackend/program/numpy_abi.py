@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-CLASS, DATA, RANK, DIMENSIONS, DTYPE, FLAGS = 8, 16, 24, 32, 56, 64  # bytes from the beginning of the object
+# Bytes from the beginning of the object.
+CLASS, DATA, RANK, DIMENSIONS, DTYPE, FLAGS = 8, 16, 24, 32, 56, 64
 SIZE = 72
 IN_C_ORDER = 1  # a flag
 

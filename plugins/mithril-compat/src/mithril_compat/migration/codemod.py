@@ -266,7 +266,8 @@ class _Rewriter(cst.CSTTransformer):
             arguments.append(argument)
         keys = [a.keyword.value if a.keyword is not None else "" for a in arguments]
         if keys[:1] in ([""], ["params"]) and keys[1:2] != [""] and "inputs" not in keys:
-            arguments.insert(1, argument_of(cst.Dict([]), "inputs"))  # one argument alone would be the inputs
+            # One argument alone would be the inputs.
+            arguments.insert(1, argument_of(cst.Dict([]), "inputs"))
         return updated.with_changes(args=separated(arguments) if len(arguments) > len(updated.args) else arguments)
 
     # -- statements --------------------------------------------------------------------------------------------------

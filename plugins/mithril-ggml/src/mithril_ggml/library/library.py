@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # an assertion would start a debugger, which takes seconds
+# An assertion would start a debugger, which takes seconds.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 import ggml
 

@@ -148,7 +148,8 @@ class BoundInput:
 class GGMLExecutable:
     """One program: a function that computes on the arena; ``listing`` shows it. Calls are serialized."""
 
-    source = None  # the listing cannot run without the arena and the graphs, so it is not stored as source
+    # The listing cannot run without the arena and the graphs, so it is not stored as source.
+    source = None
 
     def __init__(
         self,
@@ -261,6 +262,7 @@ class GGMLExecutable:
         result_names = []
         updated = [bound.tensor for bound in self.inputs if bound.name in self._updated]
         for t in outputs:
+            # The caller's memory needs no copy; planned memory is overwritten by the next call.
             if t.storage.role == "result" or (t.storage.role == "given" and t in updated):
                 result_names.append(name(t))
             elif t.dense:

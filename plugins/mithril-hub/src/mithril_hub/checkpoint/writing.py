@@ -46,7 +46,8 @@ def export(
         )
     parameters = params if params is not None else compiled.params
     if parameters is None and _has_types_of(weights, model):
-        parameters = weights  # nothing is bound before the sizes of the inputs are known, as those of a cache
+        # Nothing is bound before the sizes of the inputs are known, as those of a cache.
+        parameters = weights
     if parameters is None:
         raise InputError("there are no parameters to export", hint="compiled.bind(params), or pass params=")
     target = Path(path)

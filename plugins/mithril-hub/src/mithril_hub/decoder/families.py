@@ -222,7 +222,8 @@ def _phi3(settings: Settings) -> DecoderConfig:
     settings = {**defaults, **settings}
     for name in ("rope_scaling", "rope_parameters"):
         rope = settings.get(name) or {}
-        if "yarn" in (rope.get("type"), rope.get("rope_type")):  # an earlier name of the method of this family
+        # An earlier name of the method of this family.
+        if "yarn" in (rope.get("type"), rope.get("rope_type")):
             settings = {**settings, name: {**rope, "rope_type": "longrope"}}
     return _common(settings, names=names)
 

@@ -20,7 +20,8 @@ def beam_search(session: Session, prompt: list[int], beams: int, stopping: Stopp
     and the search stops when no open beam can improve on the finished ones.
     """
     rows: list[list[int]] = [[]]
-    competing = beams * max(2, 1 + len(stopping.sequences))  # at most one token ends a row by each stop sequence
+    # At most one token ends a row by each stop sequence.
+    competing = beams * max(2, 1 + len(stopping.sequences))
     candidates = _best(_log_softmax(session, session.start([prompt])), competing)
     done: list[tuple[float, list[int]]] = []
     while True:

@@ -98,6 +98,7 @@ def _sizes(config: DecoderConfig) -> dict[str, Any]:
     if config.family == "gemma2":
         metadata["attn_logit_softcapping"] = config.attention_cap
         metadata["final_logit_softcapping"] = config.logit_cap
+        # llama.cpp derives the scale of Gemma 2 27B from its 46 layers.
         expected = (config.hidden // config.heads if config.layers == 46 else config.head_size) ** -0.5
         if not np.isclose(config.attention_scale or 0.0, expected):
             raise UnsupportedError("this query_pre_attn_scalar has no form in GGUF files")

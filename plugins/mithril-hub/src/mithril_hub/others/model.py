@@ -80,7 +80,8 @@ def imported(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, St
         model_of_torch = ml.from_torch(module, inputs, dynamic_shapes=sizes, training=False)
     except MithrilError as error:
         raise error.with_facts(f"imported from {type(module).__name__} of transformers {version()}") from None
-    _, network = next(model_of_torch.walk())  # the module, which the model that is returned has as its only layer
+    # The module, which the model that is returned has as its only layer.
+    _, network = next(model_of_torch.walk())
     model = ImportedNetwork(network, pooling_of(folder))
     model.pretrained = _weights(module, tensors, dtype, folder)
     return model

@@ -90,6 +90,7 @@ class Interpreter:
 
     def _equation(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         name, params = equation.primitive.name, equation.params
+        # Functions are entered instead: only operations inside them have complex operands.
         if name not in INLINED and any(
             complex_numbers.is_complex(v.aval) for v in (*equation.invars, *equation.outvars)
         ):
@@ -118,6 +119,7 @@ class Interpreter:
             result = arrays_of(ROWS[name](*operands, **{n: self._sized(p) for n, p in params.items()}))
         except MithrilError as error:
             raise error.with_facts(f"in {name} of {origin_of(equation, self.path)}") from None
+        # The signature of a row lists the parameters that it supports.
         except TypeError as error:
             message = f"'{name}' is called with parameters that are not supported: {error}"
             raise UnsupportedError(message, facts=[str(origin_of(equation, self.path))]) from error

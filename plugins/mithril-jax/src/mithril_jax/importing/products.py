@@ -46,7 +46,8 @@ def conv(
 ) -> Any:
     x_axes, w_axes, y_axes = dimension_numbers
     x, w = ops.transpose(x, perm=tuple(x_axes)), ops.transpose(w, perm=tuple(w_axes))
-    if batch_group_count != 1:  # the batch is [groups, batch], and a group of output channels reads its part
+    # The batch is [groups, batch], and a group of output channels reads its part.
+    if batch_group_count != 1:
         size = x.shape[0] // batch_group_count
         x = ops.reshape(x, shape=(batch_group_count, size, *x.shape[1:]))
         x = ops.transpose(x, perm=(1, 0, *range(2, len(x.shape))))

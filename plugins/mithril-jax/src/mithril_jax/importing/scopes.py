@@ -54,7 +54,8 @@ def _scopes(equation: Any, read: Sequence[str], parameters: Any) -> tuple[Scope,
         parts = [part for name in stack for part in name.split("/")]
         heads = {name.partition(".")[0] for name in parameters}
         if len(heads) == 1 and parts[0] not in heads and all("." in name for name in parameters):
-            parts[0] = next(iter(heads))  # Flax names the outermost scope by the class, and parameters by 'params'
+            # Flax names the outermost scope by the class, and parameters by 'params'.
+            parts[0] = next(iter(heads))
     else:
         owners = {name.rpartition(".")[0] for name in read}
         parts = owners.pop().split(".") if len(owners) == 1 else []

@@ -96,7 +96,8 @@ def pipelined(
     """
     settings = options.settings
     stages, chunks = axes[AXIS], settings["pipeline_chunks"]
-    replicas = axes[DATA] if chunks > 1 else 1  # each has its own chunks; a single chunk is partitioned by XLA instead
+    # Each has its own chunks; a single chunk is partitioned by XLA instead.
+    replicas = axes[DATA] if chunks > 1 else 1
     staged = ml.staged(graph, stages, chunks * replicas, settings["pipeline_schedule"])
     built = [build_task(task.graph) for task in staged.tasks]
     loads = ", ".join(f"{share:.0%}" for share in staged.shares)

@@ -291,7 +291,8 @@ def rnn(
         )
         y = run_cell(cell_weights, run, y, initial_state, mask, *_built_cell(cell_weights, y.shape[-1], config))
         mask = None
-        if go_backwards and (n == 0) != is_last and y.mask is not None:  # between cells, the last step comes first
+        # Between cells, the last step comes first.
+        if go_backwards and (n == 0) != is_last and y.mask is not None:
             y = Tensor(y.value, mask=ops.flip(y.mask, axis=1))
     return y
 

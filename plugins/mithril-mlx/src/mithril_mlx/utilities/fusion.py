@@ -108,7 +108,8 @@ class MlxKernelFusion(metaclass=CheckedType):
             return None
         rest = list(arrays)
         if len(rest) != arrays_for(operations):
-            chain(operations, [type_of(a) for a in rest])  # raises an error that lists the expected names
+            # Raises an error that lists the expected names.
+            chain(operations, [type_of(a) for a in rest])
         result: Any = None
         for k, (pattern, names) in enumerate(parts):
             count = arrays_for(names) - (k > 0)

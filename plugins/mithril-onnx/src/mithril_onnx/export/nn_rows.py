@@ -178,6 +178,7 @@ def _dequantize(w, node, x, scale, zero):
 @row("grid_sample", reads=("mode", "padding_mode", "align_corners"), since=16)
 def _grid_sample(w, node, x, grid):
     a = node.attributes
+    # GridSample has other names of its modes since opset 20.
     mode = a["mode"] if w.opset < 20 else {"bilinear": "linear", "bicubic": "cubic"}.get(a["mode"], a["mode"])
     settings = {"padding_mode": a["padding_mode"], "align_corners": int(a["align_corners"])}
     return w.node("GridSample", x, grid, mode=mode, **settings)

@@ -285,6 +285,7 @@ def _full(w, node):
 def _iota(w, node):
     a = node.attributes
     shape, axis, kind = a["shape"], a["axis"], a["dtype"]
+    # Longer ones are computed by nodes, which keeps files small.
     if is_static(tuple(shape)) and math.prod(shape) <= 4096:
         line = np.arange(shape[axis]).astype(kind.numpy)
         line = line.reshape([-1 if k == axis else 1 for k in range(len(shape))])

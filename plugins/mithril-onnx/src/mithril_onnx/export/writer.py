@@ -70,6 +70,7 @@ class Writer:
         """Return the name of a constant, shared between equal ones."""
         value = np.asarray(array) if dtype is None else np.asarray(array, dtype)
         root = self.root
+        # Large arrays are shared only as one object: keys of their bytes would double the memory.
         key = (value.dtype.str, str(value.dtype), value.shape, value.tobytes()) if value.size <= 1024 else id(array)
         if key not in root.constants:
             name = self.names.new(stem)

@@ -259,6 +259,7 @@ def QLinearLeakyRelu(x, x_scale, x_zero_point=None, y_scale=None, y_zero_point=N
 @contrib
 def QLinearSoftmax(x, x_scale, x_zero_point=None, y_scale=None, y_zero_point=None, *, axis=-1, opset):
     real = _real(x, x_scale, x_zero_point)
+    # Softmax flattened all axes from ``axis`` on before opset 13.
     if opset < 13:
         raise UnsupportedError("QLinearSoftmax of an opset before 13 is not supported")
     return _whole(ops.softmax(real, axis=axis), y_scale, y_zero_point, x)

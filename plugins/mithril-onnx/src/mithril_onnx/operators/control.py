@@ -23,7 +23,8 @@ def If(condition: Item, *, then_branch, else_branch, context):
             return _branches(condition, then_branch, else_branch, unknown)
         except ShapeError as error:
             sizes = context.open_equality
-            if sizes is None or hasattr(Builder.current(), "outer"):  # only one branch of an outer If would require it
+            # Only one branch of an outer If would require it.
+            if sizes is None or hasattr(Builder.current(), "outer"):
                 raise error.with_hint(unknown.hint or "fix the sizes: ml.compile(model, shapes={...})") from None
             require(sizes[0], "==", sizes[1], "the other branch of an If has a result of another shape")
             is_true = True

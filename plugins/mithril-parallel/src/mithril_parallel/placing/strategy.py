@@ -327,7 +327,8 @@ class _WeightPairs:
         if not self.mesh.divides(MODEL, sizes(result)[weight_axes.column]) or self._reaches_row_split(
             position, result, split
         ):
-            self._assign_split(parameter, chain, weight_axes.outer)  # records the reason if this is impossible
+            # This records the reason if it is impossible.
+            self._assign_split(parameter, chain, weight_axes.outer)
 
     def _find_weight(self, node: Node) -> tuple[_WeightAxes, Input, list[Node]] | None:
         """Return the operand of a product that is a parameter: its axes, the parameter and the chain between them."""

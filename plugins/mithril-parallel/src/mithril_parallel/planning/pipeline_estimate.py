@@ -22,7 +22,8 @@ def estimate_pipeline(
     pipeline = staged(graph, stages, chunks)
     tiled = target.family == "tpu"
     estimates: list[MemoryEstimate] = []
-    memory = [[0, 0, 0, 0] for _ in range(stages)]  # parameters with slots, sums, saved activations, temporaries
+    # Parameters with slots, sums, saved activations, temporaries.
+    memory = [[0, 0, 0, 0] for _ in range(stages)]
     totals = [[0.0, 0, 0, 0.0, 0.0] for _ in range(stages)]
     link = target.costs.get("interconnect") or target.bandwidth or 1e10
     for task in pipeline.tasks:

@@ -369,7 +369,8 @@ class Reader:
             for tensor, entry in parsed(index, "its index").items():
                 shape, dtype = _sizes(entry["shape"]), _dtype(entry["dtype"])
                 old = self.tensors.get(tensor, PartedTensor(tensor, shape, dtype, ()))
-                starts = {part.start for part in old.parts}  # processes of one node may have written the same part
+                # Processes of one node may have written the same part.
+                starts = {part.start for part in old.parts}
                 new = [
                     Part(_sizes(start), tuple(n), partial(self._part, name, tensor, place, tuple(n), dtype, check))
                     for start, n, offset, check in entry["parts"]

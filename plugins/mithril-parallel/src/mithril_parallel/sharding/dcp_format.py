@@ -189,7 +189,8 @@ def _load(folder: Folder, place: Record) -> Any:
             raise ValueError(f"bytes {offset} to {offset + length} are outside of '{place.state['relative_path']}'")
         file.seek(offset)
         content = io.BytesIO(file.read(length))
-    with zipfile.ZipFile(content) as archive:  # older forms of torch.save claim sizes that nothing bounds
+    # Older forms of torch.save claim sizes that nothing bounds.
+    with zipfile.ZipFile(content) as archive:
         if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
             raise ValueError("its content is compressed")
     content.seek(0)

@@ -124,7 +124,8 @@ def _subgraph(
             needed.update(v for v in node.operands if v is not None and v not in new)
             read.update({new[v]: None for v in node.operands if v is not None and v in new})
     inputs = [i for i in graph.inputs if i.value in needed]
-    inputs += [Input(v, "state") for v in read]  # the batch is determined from inputs, which totals are not part of
+    # The batch is determined from inputs, which totals are not part of.
+    inputs += [Input(v, "state") for v in read]
     results = tuple(Output(new.get(v, v), n) for v, n in zip(values, names, strict=True))
     return Graph(tuple(inputs), tuple(reversed(nodes)), results, graph.name)
 

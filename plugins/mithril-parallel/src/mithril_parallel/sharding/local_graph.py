@@ -160,6 +160,7 @@ class LocalGraphBuilder(ABC):
             return cached
         value = self.local_values[v]
         source = list(self.splits[v])
+        # One exchange moves a split to another dimension, for the bytes of one part; a gather would carry all.
         for k, axis in enumerate(self.splits[v]):
             if axis is None or axis not in target or target[k] == axis or BLOCKS in axis:
                 continue
@@ -167,12 +168,14 @@ class LocalGraphBuilder(ABC):
             if source[j] is None and axis not in self.sequential_axes:
                 value = self._exchange("all_to_all", value, axis, split=j, axis=k)
                 source[k], source[j] = None, axis
+        # Before slices, since a mesh axis splits one dimension at a time.
         for k, axis in enumerate(source):
             if axis is not None and target[k] != axis:
                 value = self._gather(value, axis, k)
         for k, axis in enumerate(target):
             if axis is not None and source[k] != axis:
                 value = self._slice_part(value, axis, k)
+        # Once its sums are reduced, a value is another one.
         if v not in self.pending:
             self.resharded[v, target] = value
         return value

@@ -250,7 +250,8 @@ class _TaskGraphs:
             self.outputs[k][name] = v if summand is None else summand
             if summand is not None:
                 self.summed[k].add(name)
-        parts = [self._collect(k, nodes) for k, nodes in enumerate(groups)]  # collects the values that each task sends
+        # Collects the values that each task sends.
+        parts = [self._collect(k, nodes) for k, nodes in enumerate(groups)]
         return [self._task(k, *part) for k, part in enumerate(parts)]
 
     def _collect(

@@ -51,7 +51,8 @@ def with_equal_cotangents(graph: Graph, differing: Iterable[str], axis: str) -> 
             reads_different = node.op not in (all_reduce, all_gather)
         if reads_different:
             different.update(node.results)
-    private = different & set(graph.outputs)  # their cotangents differ, as those of all values that they are made of
+    # Outputs that differ have cotangents that differ, as have all values that they are made of.
+    private = different & set(graph.outputs)
     for node in reversed(graph.nodes):
         if any(v in different for v in node.operands) or any(v in private for v in node.results):
             private.update(v for v in node.operands if v is not None)
@@ -256,7 +257,8 @@ class SpmdPartitioner(LocalGraphBuilder):
             return bool(node.attributes["mode"] == "constant" and node.attributes["value"] == 0)
         if len(operands) == 1:
             return bool(op.linear)
-        if op.variadic or op.linear == " ".join(op.operands):  # jointly linear: all operands need the same pending sums
+        # Jointly linear: all operands need the same pending sums.
+        if op.variadic or op.linear == " ".join(op.operands):
             is_joint = bool(op.linear) and all(w == pending[0] for w in pending)
             is_joint = is_joint and (not op.elementwise or len({v.type for v in operands}) == 1)
             return is_joint and all(self.splits[v] == self.splits[operands[0]] for v in operands)

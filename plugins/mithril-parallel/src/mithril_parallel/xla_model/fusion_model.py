@@ -193,7 +193,8 @@ def _should_recompute(
     if not can_recompute or last[v] - step[node] < 2:
         return False
     pending, chain, extended_bytes = [node], {node}, 0
-    joins_parts = False  # several arrays, or several shifted copies of one: each element comes from as many places
+    # Several arrays, or several shifted copies of one: each element comes from as many places.
+    joins_parts = False
     shifted: dict[Value, Node] = {}
     while pending:
         current = pending.pop()

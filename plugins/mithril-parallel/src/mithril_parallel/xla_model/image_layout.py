@@ -15,6 +15,7 @@ from mithril_parallel.xla_model.convolutions import computes_image, is_pool
 from mithril_parallel.xla_model.fusion_model import FusedGraph, fuse, pointwise
 from mithril_parallel.xla_model.tiling import tiled_bytes
 
+# The TPU's compiler cuts images into as many strips where a device has fewer of them (libtpu, ``bench_tpu.py``).
 STRIPS = 8
 
 
@@ -36,7 +37,8 @@ def with_strips(fused: FusedGraph, sharding: GraphSharding) -> FusedGraph:
     shapes = {v: sharding.local(v) for v in images(fused.graph)}
     cut = frozenset(v for v, (n, *_, width) in shapes.items() if n < STRIPS <= width)
     conv_results = (node.result for node in fused.graph.nodes if node.op is ops.conv and node.result in cut)
-    if not any(shapes[v][-1] > STRIPS for v in conv_results):  # one profitable image makes XLA convert all
+    # One profitable image makes XLA convert all.
+    if not any(shapes[v][-1] > STRIPS for v in conv_results):
         return fused
     return fuse(fused.graph, tpu=True, strips=cut)
 

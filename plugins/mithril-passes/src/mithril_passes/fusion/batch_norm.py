@@ -21,7 +21,8 @@ def _is_profitable(weights: Value, data: Value) -> bool | str:
 
     A symbolic size counts as its least: one program runs all sizes, and few images save little.
     """
-    saved = 2 * _least(data.shape[:1]) * _least(data.shape[2:])  # per channel, roughly as many as in the result
+    # Per channel, roughly as many as in the result.
+    saved = 2 * _least(data.shape[:1]) * _least(data.shape[2:])
     return saved > _least(weights.shape[1:]) or "its weights are larger than what would be saved"
 
 

@@ -135,7 +135,8 @@ def main(disable_plugins: str) -> None:
         plugins.reload(disable=disable_plugins.split(","))
         names = {word.strip().lower() for word in disable_plugins.split(",")}
         for name in plugins.default.loader.unknown_disabled():
-            if name in names:  # not those of MITHRIL_DISABLE_PLUGINS, which may be set for several environments
+            # MITHRIL_DISABLE_PLUGINS may be set for several environments: only names of the option must exist.
+            if name in names:
                 suggestions = closest(name, [n for p in plugins.found() for n in (p.name, p.distribution)])
                 hint = f"did you mean '{suggestions[0]}'?" if suggestions else "`mithril plugins` lists all plugins."
                 raise click.UsageError(f"--disable-plugins: no plugin is named '{name}'; {hint}")

@@ -181,7 +181,8 @@ def class_text(name: str) -> str:
     value = public_value(name)
     head = f"{call_block(f'ml.{name}', value)}\n\n{prose(inspect.getdoc(value))}"
     if name == "compile":
-        facts = "{} Accepts {}; the default is `{}`. Owner: {}."  # two columns: five do not fit into a narrow terminal
+        # Two columns, since five do not fit into a narrow terminal.
+        facts = "{} Accepts {}; the default is `{}`. Owner: {}."
         options = [
             [f"`{r['name']}`", facts.format(with_example(r), r["type"], r["default"], r["owner"])]
             for r in option_rows()
@@ -198,7 +199,8 @@ def members_table(value: type) -> str:
     for member, kind, definer, _ in inspect.classify_class_attrs(value):
         if member.startswith("_") or definer.__module__.partition(".")[0] in ("builtins", "enum"):
             continue
-        if not hasattr(value, member):  # a name of other frameworks, whose access is an error with the way here
+        # A name of other frameworks, whose access is an error with the way here.
+        if not hasattr(value, member):
             continue
         attribute = inspect.getattr_static(value, member)
         summary = first_line(inspect.getdoc(attribute)) if kind != "data" else ""

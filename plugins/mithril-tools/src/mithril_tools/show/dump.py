@@ -31,7 +31,8 @@ class Dump:
         self.count = 0
 
     def stage(self, name: str, graph: Graph | None, start: float, seconds: float) -> None:
-        if graph is not None and name not in ("types", "optimize"):  # the same graph as after shapes, after the passes
+        # The same graph as after shapes, after the passes.
+        if graph is not None and name not in ("types", "optimize"):
             self._write(name, graph)
 
     def passed(self, name: str, before: Graph, after: Graph, start: float, seconds: float) -> None:

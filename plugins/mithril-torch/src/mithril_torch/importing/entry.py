@@ -71,6 +71,7 @@ def from_torch(
             except UnsupportedError:
                 raise
             except Exception as error:
+                # Some modules can be exported in evaluation alone: calls that train raise this error.
                 trained = error
     if functions:
         listed = ", ".join(f"{f.__module__}.{f.__qualname__}" for f in functions)

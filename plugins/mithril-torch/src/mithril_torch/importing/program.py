@@ -178,7 +178,8 @@ def export(
             sizes = _shape(name, value.shape, program.range_constraints, names)
             inputs[name] = ((*sizes, 2), value.dtype.to_real()) if value.is_complex() else (sizes, value.dtype)
         elif spec.kind is InputKind.TOKEN:
-            constants[name] = np.zeros(0, np.float32)  # orders effects such as assertions, which are left out
+            # Orders effects such as assertions, which are left out.
+            constants[name] = np.zeros(0, np.float32)
         elif not isinstance(spec.arg, ConstantArgument):
             raise UnsupportedError(
                 f"input '{name}' of the module is not a tensor",

@@ -62,7 +62,8 @@ def _replaced(name: str, original: Any) -> Any:
 
     def recurrent(x: Any, states: Any, params: Any, *settings: Any) -> Any:
         single = isinstance(states, torch.Tensor)
-        if single and states.dtype == torch.int64:  # packed sequences, whose second operand is their batch sizes
+        # Packed sequences, whose second operand is their batch sizes.
+        if single and states.dtype == torch.int64:
             return original(x, states, params, *settings)
         return tuple(operator(x, [states] if single else list(states), list(params), *settings))
 

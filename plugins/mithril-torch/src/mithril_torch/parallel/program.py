@@ -264,7 +264,8 @@ def _placement(
     for i in graph.arguments:
         rank = i.value.ndim
         if i.role == "param":
-            in_graph = bool(halves) and i.name not in halves  # gathered by the graph, over all processes with rows
+            # Gathered by the graph, over all processes with rows.
+            in_graph = bool(halves) and i.name not in halves
             parts = sizes.get(DATA, 1) if in_graph else axes[DATA]
             split = _along_first(i, weights.get(i.name, (None,) * rank), parts)
             replicated = in_graph and (rank == 1 or staged or not _divides(parts, i, split))

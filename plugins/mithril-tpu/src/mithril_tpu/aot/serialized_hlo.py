@@ -126,6 +126,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 128:
             return number, position
         shift += 7
+        # Without an end, damaged bytes would be read as one number.
         if shift > 63:
             raise ValueError("a number exceeds 64 bits")
 

@@ -83,7 +83,8 @@ def beta(layer: Layer, n: Any, alpha: float) -> Any:
 
 def gamma(layer: Layer, n: Any, alpha: float) -> Any:
     """Return n numbers from the gamma distribution, by the method of Marsaglia and Tsang with bounded attempts."""
-    d = alpha + 1.0 - 1.0 / 3.0  # that of alpha + 1, which a power of a uniform number turns into that of alpha
+    # That of alpha + 1, which a power of a uniform number turns into that of alpha.
+    d = alpha + 1.0 - 1.0 / 3.0
     sample: Any = d
     for _ in range(ATTEMPTS):
         z = ops.normal(layer.key(), shape=(n,))

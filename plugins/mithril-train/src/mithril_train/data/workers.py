@@ -41,6 +41,7 @@ def ahead(tasks: Iterator[Any], make: Callable[[Any], Any], workers: int, depth:
             try:
                 done.append(("value", make(task)))
             except BaseException as error:
+                # Exits, too: the reader would wait for the batch of a thread that has ended.
                 done.append(("error", (error, traceback.format_exc())))
             done[0].set()
 
@@ -93,6 +94,7 @@ class ProcessPool:
             )
             try:
                 process.start()
+            # pickle raises AttributeError for local functions, TypeError for locks and files.
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 self.close()
                 raise WorkerError(

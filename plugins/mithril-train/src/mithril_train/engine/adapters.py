@@ -86,6 +86,7 @@ class Loader:
         """Return the number of batches of an epoch, if known."""
         try:
             return len(self.loader)
+        # Of loaders over iterable data sets.
         except TypeError:
             return None
 

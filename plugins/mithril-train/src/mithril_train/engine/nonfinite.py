@@ -69,7 +69,8 @@ def _first_bad(
     """Return the first node with a value that is not finite, and the range of its operands."""
     builder = continued(graph)
     watched: list[Node] = []
-    with builder, builder.at(builder.origin, {"phase": "backward"}):  # after the passes whose values it watches
+    # After the passes whose values it watches.
+    with builder, builder.at(builder.origin, {"phase": "backward"}):
         flags = {}
         for node in graph.nodes:
             floats = [v for v in node.results if v.dtype.is_float]

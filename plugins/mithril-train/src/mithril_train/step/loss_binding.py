@@ -268,7 +268,8 @@ def as_measure(source: Any, name: str = "") -> ScalarFunction:
             if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
         called = getattr(source, "__name__", type(source).__name__)
-        if not layer_inputs:  # such as the losses of PyTorch, whose call takes *args and computes on its tensors
+        # Such as the losses of PyTorch, whose call takes *args and computes on its tensors.
+        if not layer_inputs:
             layer = name_here(called, LAYERS)
             raise OptionError(
                 f"{called} of {getattr(source, '__module__', 'unknown')} cannot be a loss or metric",

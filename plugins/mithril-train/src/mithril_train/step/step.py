@@ -114,7 +114,8 @@ def with_loss(
     """
     outputs = {r.name: r.value for r in traced.results if r.role != "state"}
     for value in (v for node in traced.nodes for v in node.results if v.name in columns):
-        value.name = f"{value.name}_value"  # the column keeps the name, such as that of an output for its target
+        # The column keeps the name, such as that of an output for its target.
+        value.name = f"{value.name}_value"
     builder = continued(traced)
     read = {i.name: i.value for i in traced.with_role("input")}
     with builder:
@@ -265,7 +266,8 @@ class _Update:
                 else:
                     for update in updates:
                         self.new.update(update())
-            for cut_off in self.graph.results_of("check"):  # then the call raises an error and changes nothing
+            # Then the call raises an error and changes nothing.
+            for cut_off in self.graph.results_of("check"):
                 ended = ops.equal(cut_off.value, 0)
                 self.new = {n: ops.where(ended, v, self.old[n]) for n, v in self.new.items()}
             carried = [Output(self.new.get(name, v), name, "state", name) for name, v in self.old.items()]
@@ -339,7 +341,8 @@ class _Update:
         # One sum tells all: an infinity or nan in any term remains in the sum, and opposite infinities
         # give nan.
         good: Value = is_finite(total + loss)
-        if self.recipe.stops:  # later steps change nothing either, so that the failed step can be inspected
+        # Later steps change nothing either, so that the failed step can be inspected.
+        if self.recipe.stops:
             good = self.new[SOUND] = ops.logical_and(good, self.old[SOUND])
         return good
 

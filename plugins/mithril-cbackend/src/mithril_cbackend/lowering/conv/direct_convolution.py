@@ -306,6 +306,7 @@ def convolution(kernel: Kernel, name: str, machine: Machine) -> Any:
                         tap_number = reader.flat(tap, layout.kernel)
                         offset = code.let(t.index(layout.offset(tap)), "offset")
                         tap_start = weights_start + tap_number * rows
+                        # Kernels that this call has ordered are still in the cache; packed ones come from memory.
                         if not ordered:
                             code.prefetch(kernels, tap_start + PREFETCH)
                         factors = [code.let(t.load(kernels, tap_start + r), "w") for r in range(rows)]

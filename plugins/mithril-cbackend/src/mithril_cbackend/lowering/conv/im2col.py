@@ -396,7 +396,8 @@ class Columns:
             # the L1 cache while all channels are multiplied with it.
             columns_of_packed_block = source.from_column(number * columns)
             vectors = count(width if isinstance(width, int) else room, self.lanes)
-            copied = width if self.reads_image else vectors * self.lanes  # rows of columns end with a spare vector
+            # Rows of columns end with a spare vector.
+            copied = width if self.reads_image else vectors * self.lanes
             copy_packed_block(
                 self.frame, columns_of_packed_block.element, columns_of_packed_block, part.depth, copied, packed_block
             )

@@ -116,6 +116,7 @@ LOG = (1.479819860511658591e-01, 1.531383769920937332e-01, 1.818357216161805012e
 
 def _mantissa(code: t.Code, x: t.Expr, largest: float) -> tuple[t.Expr, t.Expr]:
     """Return m in [largest / 2, largest) and k, as numbers, with x = m 2**k; x is positive and finite."""
+    # Below the least normal number the exponent field is 0: these are scaled first.
     tiny = code.let(x < 2.2250738585072014e-308, "tiny")
     word = code.let(t.bits(t.select(tiny, x * 2.0**54, x), "int64"), "w")
     m = code.let(t.bits(word & q((1 << 52) - 1) | q(1023 << 52), "float64"), "m")
@@ -218,6 +219,8 @@ def magnitude_of_power(code: t.Code, a: t.Expr, y: t.Expr) -> t.Expr:
     lower = code.let((y - y_upper) * log_upper + y * log_lower, "lower")
     higher = code.let(y_upper * log_upper, "higher")
     beyond = code.let(lower + higher, "e")
+    # From 2**1024 on results are infinite, from 2**-1075 down 0, which the products at the end give near these
+    # limits; far exponents would leave their field.
     over, under = code.let(beyond > 1025.0, "over"), code.let(beyond < -1076.0, "under")
     out_of_range = over | under
     lower, higher = (code.let(t.select(out_of_range, d(0.0), part), "part") for part in (lower, higher))

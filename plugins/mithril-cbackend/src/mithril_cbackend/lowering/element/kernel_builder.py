@@ -101,7 +101,8 @@ class KernelBuilder:
     @contextmanager
     def share(self, name: str, items: Any, work: int) -> Iterator[tuple[Any, Any]]:
         """Open a loop over items, distributed to the threads; yield the thread, for private buffers, and the item."""
-        if self.machine.launches:  # private buffers would be needed for each item: items that have some run in order
+        # Private buffers would be needed for each item: items that have some run in order.
+        if self.machine.launches:
             with self.reader.loop(name, items, t.SERIAL if self.kernel.scratch else t.PARALLEL) as i:
                 yield 0, i
             return

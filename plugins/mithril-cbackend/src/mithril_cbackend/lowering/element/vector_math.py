@@ -153,6 +153,7 @@ def tanh(code: t.Code, x: t.Expr) -> t.Expr:
     c = clamped(code, x, -7.90531110763549805, 7.90531110763549805)
     z = code.let(c * c, "z")
     y = c * polynomial(code, z, TANH) / polynomial(code, z, TANH_BELOW)
+    # Below, x is its tanh to half a ulp: x**2 / 3 < 2**-24.
     small = t.intrinsic("abs", x) < 0.0004
     return t.select(small | t.isnan(x), x, y)
 
@@ -194,6 +195,7 @@ def _two_over_pi(first: int) -> tuple[float, float, float]:
     return parts[0], parts[1], parts[2]
 
 
+# For numbers below each of WINDOWS, and for larger ones.
 PARTS = [_two_over_pi(first) for first in (0, 31, 67)]
 
 
@@ -341,7 +343,8 @@ def fmod(code: t.Code, x: t.Expr, y: t.Expr) -> t.Expr:
         rest = t.cast(code.rarely(quotient, 2.0**28, usual, lambda: _far_remainder(code, c, d)), "float32")
     else:
         quotient = code.let(a / b, "q")
-        head = code.let(double.upper(b), "head")  # its products and those of the rest, of 32 bits, are exact
+        # Its products and those of the rest, of 32 bits, are exact.
+        head = code.let(double.upper(b), "head")
 
         def difference(q: t.Expr) -> t.Expr:
             r, lost = double.exact_difference(code, a, code.let(q * head, "p"))

@@ -176,7 +176,8 @@ class _Tile:
         text.label("group")
         text.do("%g = phi i64 [ 0, %entry ], [ %g2, %next ]")
         first = len(text.lines)
-        text.lines += [""] * len(self.cells)  # filled in below, when the names of the next sums are known
+        # Filled in below, when the names of the next sums are known.
+        text.lines += [""] * len(self.cells)
         text.do(f"%groups64 = mul i64 %g, {form.size}")
         if form.nested:
             text.do(f"%outer = udiv i64 %g, {form.nested}")

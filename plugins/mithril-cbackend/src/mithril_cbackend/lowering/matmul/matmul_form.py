@@ -110,7 +110,8 @@ def accumulator(dtype: DType) -> DType:
 def product_of(node: Node) -> Product | None:
     """Return the node as a batched matrix product, or None if simple loops are faster."""
     product = {"matmul": _matmul, "dot": _dot}[node.op.name](node)
-    if typical(product.n) < 4 <= typical(product.m):  # matrix times vector: transposed, it is a vector times a matrix
+    # Matrix times vector: transposed, it is a vector times a matrix.
+    if typical(product.n) < 4 <= typical(product.m):
         product = replace(product, left=product.right, right=product.left, transposed=True)
     is_long = isinstance(product.k, int) and product.k >= LONG_SUM
     if (

@@ -286,7 +286,8 @@ def tiles_of_any_number(
             height = code.let(t.select(left < highest, left, t.index(highest)), "height")
             yield code.let(m - left, "row"), height
 
-    yield from (over_full_tiles(), over_few(), over_last())  # the full ones first: LLVM compiles them best
+    # The full ones first: LLVM compiles them best.
+    yield from (over_full_tiles(), over_few(), over_last())
 
 
 def by_height(frame: KernelBuilder, height: t.Expr, heights: Sequence[int], write: Callable[[int], None]) -> None:

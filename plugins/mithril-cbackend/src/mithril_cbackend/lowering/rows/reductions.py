@@ -269,6 +269,7 @@ def over_blocks(
     outer_axes, inner = [k for k in range(last) if k not in axes], last_size(shape)
     if 0 in [shape[k] for k in (*outer_axes, last)]:
         return
+    # A device has a thread for each element, instead of vectors.
     if frame.machine.launches:
         extents = [shape[k] for k in (*outer_axes, last)]
         with reader.nest("", extents, frame.kinds(extents, work)) as index:
@@ -282,6 +283,7 @@ def over_blocks(
     sizes = [shape[k] for k in outer_axes]
     with reader.nest("", sizes, frame.kinds(sizes, work)) as positions:
         coordinates = dict(zip(outer_axes, positions, strict=True))
+        # A single outer position leaves only the blocks to divide among threads.
         kind = frame.parallel(work) if math.prod(sizes) == 1 else t.SERIAL
         if blocks:
             with reader.loop("b", blocks, kind) as b:
@@ -342,7 +344,8 @@ def positions(kernel: Kernel, name: str, machine: Machine) -> Any:
     shape, lanes = shape_of(x), machine.lanes(max(x.dtype.bits, 32))
     values = _read_alike(kernel, x) if kernel.outputs == [node.result] else None
     groups = merged(values, shape, breaks=(axis, axis + 1))
-    if values is not None and axis < len(shape) - 1:  # neighbors in the results are the lanes of vectors
+    # Neighbors in the results are the lanes of vectors.
+    if values is not None and axis < len(shape) - 1:
         shape, axis = merge(frame, values, shape, groups), groups.index([axis])
         frame.reader.shapes[node.result] = (*shape[:axis], *([1] * node.attributes["keepdims"]), *shape[axis + 1 :])
     (_search_along if axis == len(shape) - 1 else _search_across)(frame, node, shape, axis, lanes)

@@ -38,7 +38,8 @@ class Trees:
         children = self.children[inner]
         if children.size and (children.min() < 0 or children.max() >= len(self.modes)):
             raise InputError("a tree refers to a node that does not exist")
-        differs = self.modes == UNEQUAL  # the opposite of a test that is false for nan, as all others are
+        # The opposite of a test that is false for nan, as all others are.
+        differs = self.modes == UNEQUAL
         self.modes = np.where(differs, EQUAL, self.modes)
         self.children[differs] = self.children[differs, ::-1]
         self.missing = self.missing & inner & ~differs
