@@ -46,6 +46,17 @@ def test_random_arguments():
     assert arguments["flags"].dtype == bool and 0.3 < arguments["flags"].mean() < 0.7
 
 
+def test_sizes_satisfy_the_guards():
+    with Builder() as b:
+        x, y = b.input("x", (Dim("B", 1), Dim("T", 1))), b.input("y", (Dim("P", 1), Dim("Q", 1, 4)))
+        z = b.input("z", (Dim("R", 20),))
+        total = add(x, y)  # guards: P is B, and Q is T
+    graph = b.build({"y": total, "z": z})
+    assert len(graph.guards) == 2
+    shapes = {name: array.shape for name, array in random_arguments(graph).items()}
+    assert shapes == {"x": (2, 3), "y": (2, 3), "z": (20,)}
+
+
 def test_the_seed_selects_the_arguments():
     source = graph(lambda x: x)
     again, default, other = (random_arguments(source, *seed)["x"] for seed in ((0,), (), (1,)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, islice, product
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from mithril.graph import Graph, PassError, evaluate, rounding_spread, substitut
 from mithril.passes.declare import Pass
 
 ROUNDING = 0.04  # rounding per operation, as a fraction of the tolerance: 0.004 (bfloat16) for mixed precision
+TRIED = 10_000  # combinations of sizes, until one satisfies all guards
 SPREADS = 3  # multiple of the estimated rounding spread that is allowed, as one sample can underestimate it
 
 
@@ -45,12 +47,9 @@ def _close(array: Any, other: Any, relative: float, absolute: float) -> bool:
 
 
 def random_arguments(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """Return random arrays for the inputs of a graph; symbolic sizes get small values within their bounds."""
+    """Return random arrays for the inputs of a graph; symbolic sizes get small values within bounds and guards."""
     rng = np.random.default_rng(seed)
-    sizes = {}
-    for k, s in enumerate(symbols(*(d for i in graph.inputs for d in i.type.shape))):
-        size = max(s.low, 2 + k)
-        sizes[s.name] = size if s.high is None else min(size, s.high)
+    sizes = small_sizes(graph)
     out = {}
     for i in graph.arguments:
         shape = tuple(int(substitute(d, sizes)) for d in i.type.shape)
@@ -62,3 +61,19 @@ def random_arguments(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, A
         else:
             out[i.name] = rng.integers(0, 3, shape).astype(kind.numpy)
     return out
+
+
+def small_sizes(graph: Graph) -> dict[str, int]:
+    """Return small values of the symbolic sizes, each of its own if the guards allow it."""
+    unknown = symbols(*(d for i in graph.inputs for d in i.type.shape))
+    choices = []
+    for k, s in enumerate(unknown):
+        highest = s.low + 8 if s.high is None else min(s.high, s.low + 8)
+        preferred = max(s.low, 2 + k) if s.high is None else min(max(s.low, 2 + k), s.high)
+        choices.append(list(dict.fromkeys((preferred, *range(max(s.low, 1), highest + 1)))))
+    candidates = (dict(zip((s.name for s in unknown), values, strict=True)) for values in product(*choices))
+    first = next(candidates)
+    names = set(first)
+    guards = [g for g in graph.guards if {s.name for s in symbols(g.left, g.right)} <= names]
+    tried = chain([first], islice(candidates, TRIED))
+    return next((sizes for sizes in tried if all(g.holds(sizes) for g in guards)), first)
