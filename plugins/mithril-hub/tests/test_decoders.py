@@ -30,6 +30,16 @@ def test_saved_models_are_read_without_their_classes(family, folders):
     np.testing.assert_array_equal(again({"input_ids": prompt})["logits"], compiled({"input_ids": prompt})["logits"])
 
 
+@pytest.mark.parametrize("family", ["llama2", "mixtral", "qwen2_moe"])
+def test_tagged_layers_of_saved_models_return(family, folders):
+    """Each has an entry with its class, which the constructor of the decoder would make otherwise."""
+    model = ml.from_pretrained(folders(family))
+    for _, layer in model.walk():
+        layer.set_attribute("stage", 1)
+    again = ml.models.Layer.from_json(model.to_json())
+    assert [(p, type(x), x.tags) for p, x in again.walk()] == [(p, type(x), x.tags) for p, x in model.walk()]
+
+
 @pytest.mark.parametrize("family", ["llama2", "mistral", "gpt2", "longrope", "dynamic"])
 def test_prompts_of_different_lengths_in_one_batch(family, folders):
     """Each row is what it would be alone."""
