@@ -22,6 +22,7 @@ SOAKED = [
         "mithril-passes",
         "mithril-tinygrad",
         "mithril-torch",
+        "mithril-tpu",
         "mithril-train",
     )
 ]  # have tests marked soak
