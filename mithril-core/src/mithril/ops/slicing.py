@@ -34,6 +34,7 @@ from mithril.graph import (
     sample,
 )
 
+# Larger than any size, as ends that are left open are written in ONNX.
 END = 2**63 - 1
 
 

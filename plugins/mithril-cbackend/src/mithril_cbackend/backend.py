@@ -205,5 +205,6 @@ class CBackend(Backend):
 def check_sizes(graph: Graph) -> None:
     """Check that the static sizes of all inputs have at most 31 bits."""
     for i in graph.inputs:
+        # Positions in arrays are numbers of 32 bits.
         if any(isinstance(n, int) and n >= 1 << 31 for n in i.type.shape):
             raise UnsupportedError(f"input '{i.name}' is too large: {i.type} has an axis of 2**31 elements or more")

@@ -36,6 +36,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuModuleUnload": (c_void_p,),
     "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
 }
+# CUDA_ERROR_OUT_OF_MEMORY of cuda.h.
 OUT_OF_MEMORY = 2
 
 

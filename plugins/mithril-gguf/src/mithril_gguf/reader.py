@@ -19,6 +19,7 @@ from mithril.system import Store
 from mithril_gguf.formats import BY_CODE, OTHERS, TERNARY
 
 MAGIC = b"GGUF"
+# Files of version 1 have counts of 32 bits.
 VERSIONS = (2, 3)
 MAX_ENTRIES = 1 << 17  # of metadata, and of tensors
 MAX_KEY = 1 << 10

@@ -12,6 +12,7 @@ from mithril.derivatives import gradients
 from mithril.graph import Graph, cotangent_name, evaluate, float64, result_name
 
 Array = np.ndarray[Any, Any]
+# Near the cube root of float64's epsilon, where truncation and rounding of a central difference are balanced.
 STEP = 1e-5
 RELATIVE, ABSOLUTE = 2e-4, 2e-6  # of differences with that step, for functions whose values are about one
 DIRECTIONS = 3

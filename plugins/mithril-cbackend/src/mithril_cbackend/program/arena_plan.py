@@ -44,6 +44,7 @@ class ArenaPlan:
 
     def offsets(self, sizes: Mapping[str, int]) -> tuple[list[tuple[int, int]], int]:
         """Return slots with offsets in the arena, and the bytes of the arena, for these sizes."""
+        # Positions in arrays are numbers of 32 bits.
         if any(math.prod(int(substitute(n, sizes)) for n in shape) >= 1 << 31 for shape in self.stored):
             raise UnsupportedError("cannot run on backend 'c': a value has 2**31 elements or more for these sizes")
         plan = memory_plan.plan(self.steps, self.strategy, sizes, views=lambda node: False)

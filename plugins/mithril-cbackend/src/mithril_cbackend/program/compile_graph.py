@@ -87,6 +87,7 @@ def rebuild(graph: Graph, executable: Executable) -> Executable:
 def compiled(graph: Graph, machine: Machine, target: CompileTarget, is_stored: bool = False) -> Executable:
     """Compile kernels and driver to machine code in this process; for the cache, to a shared library."""
     program = programs.write(graph, machine, machine.plan)
+    # Positions in arrays are numbers of 32 bits.
     if not program.sizes and programs.elements(program) >= 1 << 31:
         raise UnsupportedError("cannot compile for backend 'c': a value of this graph has 2**31 elements or more")
     if machine.threads > 1:

@@ -12,6 +12,7 @@ from mithril_keras.table import layer
 from mithril_keras.tensor import Tensor, channels_first, elementwise, from_channels_first
 from mithril_keras.weights import Weights
 
+# The default of keras.config.epsilon().
 EPSILON = 1e-7
 
 

@@ -180,6 +180,7 @@ def Tile(x, repeats: Sizes):
 def ConstantOfShape(shape: Sizes, *, value=None):
     element = np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)
     sizes = tuple(shape)
+    # As an array, operators that need constants can read it; larger ones would fill the memory of the importer.
     if is_static(sizes) and math.prod(sizes) <= 1 << 20:
         return np.full(sizes, element[0])
     check_constant(sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import prod
 
+# The sublanes and lanes of a TPU's vector register.
 TILE = (8, 128)
 ALIGNED = 256  # bytes; alignment of arrays without tiles
 

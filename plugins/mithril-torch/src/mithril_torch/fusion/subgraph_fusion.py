@@ -12,6 +12,7 @@ from mithril.backend import Call, Lowerings
 from mithril.graph import Attribute, Graph, Op, TensorType, Value, operation
 from mithril.passes import Rule, rewrite
 
+# 1 / sqrt(2) and 1 / sqrt(2 pi), of the derivative of GELU.
 RSQRT2, RSQRT2PI = 0.7071067811865476, 0.3989422804014327
 SETTINGS = {"stride": "Ints", "padding": "Pairs", "dilation": "Ints", "groups": "int"}
 

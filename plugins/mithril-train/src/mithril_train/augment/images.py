@@ -151,6 +151,7 @@ def _within(position: Value, size: int) -> Any:
     return ops.cast(covered, dtype="float32")
 
 
+# Luma of ITU-R BT.601, as Pillow and torchvision convert.
 GRAY = (0.299, 0.587, 0.114)
 
 

@@ -164,6 +164,7 @@ def acosh(code: t.Code, x: t.Expr) -> t.Expr:
 
 def _log1p_or_log(code: t.Code, x: t.Expr, y: t.Expr) -> t.Expr:
     """Return log(1 + y), and log(2 x) for large x, whose square is infinite or swallows 1."""
+    # From 2**27 on the square swallows 1, from 2**512 on it is infinite: any limit between serves.
     far = code.let(x > 2.0**60, "far")
     return log1p(code, t.select(far, x, y)) + t.select(far, d(math.log(2)), d(0.0))
 
