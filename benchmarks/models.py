@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import harness  # noqa: F401  (adds the folder of examples)
 import numpy as np
 from resnet18 import resnet18
 
