@@ -41,11 +41,12 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("name", REJECTED)
-def test_errors_of_torch_become_unsupported(name):
+def test_errors_of_torch_become_unsupported(name, capfd):
     try:
         model = ml.from_torch(Function(REJECTED[name]), draw(3, 4), training=False)
         ml.compile(model, "numpy", inference=True)
     except UnsupportedError as error:
         assert "test_import_errors.py" in str(error)
+        assert "def forward" not in capfd.readouterr().err  # PyTorch prints the graph that it rejects
     else:
         assert name in ("derivative", "bytes"), "only these two may be supported"

@@ -309,6 +309,28 @@ def test_open_lengths_of_recurrent_modules(kind):
             torch.testing.assert_close(result, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
+class Masked(nn.Module):
+    """A transformer that makes its mask, which PyTorch compares with a causal one by its elements."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+
+    def forward(self, source, target, causal):
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        later = self.net(source, target, tgt_mask=mask, tgt_is_causal=True)
+        return self.net(source, target, tgt_mask=mask), later, self.net(source, target, tgt_mask=causal)
+
+
+def test_masks_of_transformers():
+    torch.manual_seed(0)
+    module = Masked().eval()
+    inputs = (draw(2, 5, 8), draw(2, 4, 8), torch.triu(torch.ones(4, 4, dtype=torch.bool), 2))
+    model = ml.from_torch(module, inputs, training=False)
+    for result, theirs in zip(compiled_and_run(model, inputs), module(*inputs), strict=True):
+        torch.testing.assert_close(result, theirs.detach(), rtol=1e-5, atol=2e-6)
+
+
 class Alignment(nn.Module):
     """CTC losses: lengths as tensors, as numbers, and of one sequence."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import re
+import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from traceback import extract_tb
 from typing import Any
 
@@ -116,12 +120,26 @@ def _exported(module: torch.nn.Module, training: bool, *arguments: Any) -> Expor
     modes = {m: m.training for m in module.modules()}
     try:
         module.train(training)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_reports():
             warnings.simplefilter("ignore")
             return export(module, *arguments)
     finally:
         for m, mode in modes.items():
             m.training = mode
+
+
+@contextmanager
+def _without_reports() -> Iterator[None]:
+    """Discard what PyTorch prints about a module that it rejects, its complete graph: the error has the line."""
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level, printed = log.level, io.StringIO()
+    log.setLevel(logging.ERROR)
+    try:
+        with redirect_stderr(printed):
+            yield
+        sys.stderr.write(printed.getvalue())  # of the module itself
+    finally:
+        log.setLevel(level)
 
 
 def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

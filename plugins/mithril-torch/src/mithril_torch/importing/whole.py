@@ -164,6 +164,11 @@ class _OnTensors(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         return _ON_TENSORS.get(function, function)(*args, **(kwargs or {}))
 
 
+def _detect_is_causal_mask(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Answer without a look at elements: a causal mask that is not recognized is applied like any other."""
+    return is_causal is True
+
+
 # -- operators of torch.nn in those of ATen -----------------------------------------------------------------------
 def _linear_cross_entropy(
     x: Any, matrix: Any, target: Any, bias: Any, weight: Any, reduction: str, ignored: int, smoothing: float, *_: Any
@@ -192,6 +197,7 @@ def kept_whole() -> Iterator[None]:
     """Replace the functions of PyTorch while a module is exported."""
     replaced = [(torch._VF, name, _replaced(name, getattr(torch._VF, name))) for name in _RECURRENT_NAMES]
     replaced.append((torch, "ctc_loss", _ctc))
+    replaced.append((torch.nn.modules.transformer, "_detect_is_causal_mask", _detect_is_causal_mask))
     originals = {(id(place), name): vars(place).get(name) for place, name, _ in replaced}
     try:
         for place, name, function in replaced:
