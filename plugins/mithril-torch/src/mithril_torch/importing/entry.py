@@ -130,7 +130,7 @@ def _exported(module: torch.nn.Module, training: bool, *arguments: Any) -> Expor
 
 @contextmanager
 def _without_reports() -> Iterator[None]:
-    """Discard what PyTorch prints about a module that it rejects, its complete graph: the error has the line."""
+    """Discard the complete graph that PyTorch prints for a module that it rejects: the error has the line."""
     log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     level, printed = log.level, io.StringIO()
     log.setLevel(logging.ERROR)
