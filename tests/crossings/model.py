@@ -571,7 +571,14 @@ OPTIONS = (
     Value("unfused", option(optimizations={"fusion": False})),
     Value("checkpointing", option(gradient_checkpointing=True)),
     Value("native", option(semantics="native")),
-    Value("jit", option(jit=True), (Excluded("minutes of compiling", engine="torch"),)),
+    Value(
+        "jit",
+        option(jit=True),
+        (
+            Excluded("minutes of compiling", engine="torch"),
+            Excluded("minutes of compiling, for PyTorch", engine="numpy", event="resume_engine"),
+        ),
+    ),
     Value("no_jit", option(jit=False), (NO_EAGER_MESH,)),
     Value("static", option(static_inference=True), (INFERENCE,)),
     Value("cache", cached),
