@@ -44,7 +44,7 @@ def test_a_trial_receives_every_epoch():
     subject = trainer(callbacks=[watch])
     subject.fit(loader(), 2, validation=(X, Y))
     assert trial.reported == [(1, subject.history["val_loss"][0]), (2, subject.history["val_loss"][1])]
-    with pytest.raises(OptionError, match="'val_loss' is not measured"):
+    with pytest.raises(OptionError, match="Pruning watches 'val_loss', which is not measured"):
         trainer(callbacks=[Pruning(trial)]).fit(loader(), 1)
 
 

@@ -92,9 +92,9 @@ class Deadline:
             signal.signal(signal.SIGALRM, self._before)
 
 
-def time_limit(options: Mapping[str, Any]) -> float | None:
+def time_limit(arguments: Mapping[str, Any]) -> float | None:
     """Return ``timeout=`` before ``resolve_options`` imports plugins; None for values that it refuses."""
-    value = options.get("timeout")
+    value = arguments.get("timeout")
     return value if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mithril.graph import InputError, OptionError, PluginError
 from mithril_train.data.loader import DataLoader
-from mithril_train.loop.callbacks import Callback, Row, better
+from mithril_train.loop.callbacks import Callback, Row, better, value_of
 from mithril_train.loop.trainer import Trainer
 
 
@@ -81,9 +81,7 @@ class Pruning(Callback):
         self.last = float("nan")
 
     def epoch_end(self, trainer: Trainer, row: Row) -> None:
-        if self.monitor not in row:
-            raise OptionError(f"'{self.monitor}' is not measured", facts=["measured: " + ", ".join(row)])
-        self.last = row[self.monitor]
+        self.last = value_of(row, self.monitor, "Pruning")
         self.trial.report(self.last, trainer.epoch)
         if self.trial.should_prune():
             raise _optuna().TrialPruned
