@@ -109,7 +109,7 @@ def test_positions_have_the_declared_rank():
             assert ml.generate(compiled, PROMPTS, max_new_tokens=COUNT) == expected
         else:
             with pytest.raises(ml.InputError, match="require a number for each in the input 'position'"):
-                ml.generate(compiled, PROMPTS)
+                ml.generate(compiled, PROMPTS, max_new_tokens=COUNT)
 
 
 def test_models_without_tokens_or_a_cache_are_rejected():

@@ -146,7 +146,8 @@ class Session(metaclass=CheckedType):
     @property
     def capacity(self) -> int:
         """The number of positions in the cache."""
-        shapes = self._shapes(max(1, len(self.rows))).items()
+        rows = max(1, len(self.rows)) if self.source is None else self.source.rows
+        shapes = self._shapes(rows).items()
         return min((shape[2] for name, shape in shapes if name.endswith(KEYS)), default=UNLIMITED)
 
     @property

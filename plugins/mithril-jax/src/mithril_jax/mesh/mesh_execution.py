@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import mithril as ml
 from mithril.backend import ExactSizesRequired
-from mithril.graph import BackendError, Decisions, Graph, Input, OptionError, Output, TensorType
+from mithril.graph import BackendError, Decisions, Graph, Input, OptionError, Output, TensorType, operation
 from mithril.system import launched_task
 from mithril_jax import process_config
 from mithril_jax.mesh import own_sums
@@ -171,7 +171,8 @@ def with_sequences_in_parts(mesh: Mesh, graph: Graph, settings: Mapping[str, Any
     shardings = ArgumentShardings(mesh, graph, settings, Decisions())
     divide = cast("Callable[..., Graph]", ml.with_sequences_in_parts)
     constrained = divide(graph, dict(mesh.shape), shardings.padded_specs(graph))
-    splits = (n.attributes["split"] for n in constrained.nodes if n.op.name == "mesh.constrain")
+    constraint = operation("mesh.constrain")
+    splits = (n.attributes["split"] for n in constrained.nodes if n.op is constraint)
     if not any("model" in split.split() for split in splits):
         decisions.record(
             "choice",
