@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mithril import plugins
+import mithril as ml
+from mithril import ops, plugins
 from mithril.backend.base import BuildOptions
+from mithril.models import Layer
 from mithril_testing import BackendConformance
 
 NAMES = [n for n in ("jax", "torch", "mlx") if n in plugins.backends()]
@@ -70,3 +72,22 @@ def test_differences_are_recorded(name):
     params, tokens = native.randomize_params(0), np.array([3, 0, 9], np.int32)
     left, right = (next(iter(c.evaluate(params, {"input": tokens}).values())) for c in (portable, native))
     np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
+
+
+class Stopped(Layer):
+    def build(self, x):
+        w = self.param("weight", (x.shape[-1], 4), "normal")
+        y = x @ (w * ops.stop_gradient(ops.max(ops.abs(w))))
+        return y + ops.stop_gradient(ops.round(y) - y)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_the_framework_end_where_those_of_the_graph_do(name):
+    x, slope = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8), np.ones((3, 4), np.float32)
+    reference = ml.compile(Stopped(), "numpy", shapes={"input": [3, 8]})
+    params = reference.randomize_params(seed=0)
+    _, expected = reference.evaluate(params, {"input": x}, slope)
+    compiled = ml.compile(Stopped(), name, shapes={"input": [3, 8]}, autodiff="native")
+    array = compiled.backend.array
+    _, gradients = compiled.evaluate({n: array(p) for n, p in params.items()}, {"input": array(x)}, array(slope))
+    np.testing.assert_allclose(compiled.backend.to_numpy(gradients["weight"]), expected["weight"], rtol=1e-5)

@@ -497,11 +497,6 @@ PRECISIONS = (
         (
             UNROUNDED,
             Excluded("the reference rounds the weight in the embedding, too", network="tied"),
-            Known(
-                "PyTorch differentiates rounding on meshes as 0: rounded weights do not train",
-                engine="torch",
-                mesh="data fsdp model",
-            ),
         ),
     ),
     Value("nf4", precision(0.3, quantization={"weights": "nf4"}, static_inference=True), (INFERENCE,)),

@@ -92,12 +92,27 @@ def mixed(size):
     return Model.create(outputs={"y": Linear(width, name="out")(host_only(h))}), batch_of(width), "mse_loss"
 
 
+class Stopped(Layer):
+    """Gradients that end at a part of the values: the scale of a weight, and a quantized activation."""
+
+    def build(self, x):
+        w = self.param("weight", (x.shape[-1], x.shape[-1]), "normal(std=0.5)")
+        y = x @ (w * ops.stop_gradient(ops.max(ops.abs(w))))
+        return y + ops.stop_gradient(ops.round(y) - y)
+
+
+def stopped(size):
+    width = sizes_of(size)
+    h = Stopped(name="middle")(Linear(width, name="in")(IOKey("x")))
+    return Model.create(outputs={"y": Linear(width, name="out")(h)}), batch_of(width), "mse_loss"
+
+
 def of_rows_and_weights():
     """Divide rows, stored weights and weights over the processes."""
     count = dist.get_world_size()
     fsdp = {"parallelism": "fsdp"}
     ways = {2: [((2,), {}), ((2,), fsdp), ((1, 2), {})], 4: [((2, 2), fsdp), ((2, 2), {"parallelism": "hsdp"})]}
-    for make in (rounded, limited, squares, mixed):
+    for make in (rounded, limited, squares, mixed, stopped):
         assert_gradients(make, *ways[count], sizes=("small", "medium") if make is rounded else ("small",))
 
 

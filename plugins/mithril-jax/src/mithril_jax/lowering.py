@@ -221,6 +221,7 @@ table.rows(
         "tril": "jnp.tril({x}, {k})",
         "triu": "jnp.triu({x}, {k})",
         "size_value": "jnp.asarray({value}, {dtype})",
+        "stop_gradient": "lax.stop_gradient({x})",  # for gradients of JAX; those of the graph end here themselves
     }
 )
 

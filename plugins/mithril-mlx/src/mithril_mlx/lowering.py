@@ -215,6 +215,7 @@ def _flip(call: Call) -> str:
     return f"{call.helper(helpers.flip)}({call.array('x')}, {call.literal(call.axis)})"
 
 
+table.row("stop_gradient", "mx.stop_gradient({x})", view=True)  # for gradients of MLX
 table.row("concat", "mx.concatenate([{xs}], {axis})")
 table.row("full", "mx.full({shape}, {value}, {dtype})")
 table.row("size_value", "mx.array({value}, {dtype})")

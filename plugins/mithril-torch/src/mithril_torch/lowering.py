@@ -251,6 +251,8 @@ for _name, _transform in FourierCalls(
 table.row("reshape", "torch.reshape({x}, {shape})", view=True)
 table.row("transpose", "{x}.permute({perm})", view=True)
 table.row("broadcast_to", "{x}.expand({shape})", view=True)
+# For gradients of autograd, on meshes too; those of the graph end here themselves.
+table.row("stop_gradient", "{x}.detach()", view=True)
 table.row("flip", "torch.flip({x}, {axis})")
 table.row("concat", "torch.cat([{xs}], {axis})")
 table.row("full", "torch.full({shape}, {value}, dtype={dtype})")
