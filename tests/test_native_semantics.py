@@ -91,3 +91,18 @@ def test_gradients_of_the_framework_end_where_those_of_the_graph_do(name):
     array = compiled.backend.array
     _, gradients = compiled.evaluate({n: array(p) for n, p in params.items()}, {"input": array(x)}, array(slope))
     np.testing.assert_allclose(compiled.backend.to_numpy(gradients["weight"]), expected["weight"], rtol=1e-5)
+
+
+# docs/semantics.md states these slopes at 0, where those of the graph are 0, 0, 0.5 and 0.
+SLOPES = {"jax": (0.5, 1.0, 0.0, 0.5), "torch": (0.0, 0.0, 0.5, 1.0), "mlx": (0.0, 0.0, 0.0, 0.0)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kinks_of_frameworks_are_those_that_the_page_states(name):
+    zero, one = np.zeros(1, np.float32), np.ones(1, np.float32)
+    for function, slope in zip((ops.relu, ops.abs, ops.softplus, ops.relu6), SLOPES[name], strict=True):
+        layer = type("Kink", (Layer,), {"build": lambda self, x, function=function: function(x)})()
+        compiled = ml.compile(layer, name, shapes={"input": [1]}, autodiff="native")
+        array, to_numpy = compiled.backend.array, compiled.backend.to_numpy
+        _, gradients = compiled.evaluate({}, {"input": array(zero)}, array(one), wrt=["input"])
+        assert to_numpy(gradients["input"]).item() == slope, function
