@@ -1,4 +1,4 @@
-"""Generated programs against the same models typed by hand in the framework: forward, then outputs and gradients.
+"""Generated programs against the same models, typed by hand for the framework: forward, then outputs and gradients.
 
 ``python benchmarks/bench_frameworks.py jax [words of the rows]``, or ``torch``, ``mlx``, ``numpy``: microseconds of
 processor time on one thread, the best of many interleaved rounds. ``--compile`` adds torch.compile or mx.compile around

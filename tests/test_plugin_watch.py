@@ -228,7 +228,7 @@ signal.raise_signal(signal.SIGALRM)
 
 @pytest.mark.parametrize("part", ["import", "mithril_options"])
 def test_timeout_ends_imports_and_listing_hooks(acme, tmp_path, part):
-    """The plugin is complete in the next compilation."""
+    """Ring in the middle of a plugin, which is complete in the next compilation."""
     hook = "import signal\ndef mithril_options():\n    signal.raise_signal(signal.SIGALRM)\n"
     (tmp_path / "acme_slow.py").write_text(RINGING if part == "import" else hook)
     sys.modules.pop("acme_slow")

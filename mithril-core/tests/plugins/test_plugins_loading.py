@@ -451,7 +451,7 @@ def test_one_thread_watches_all_imports(site, monkeypatch):
 
 
 def test_work_per_plugin(site):
-    """The calls and files that each further plugin adds to the first look at all of them; its import is left out."""
+    """Count the calls and files that each further plugin adds to the first look at all, without its import."""
 
     def work(first: int, last: int) -> tuple[int, int]:
         calls, opened = 0, 0

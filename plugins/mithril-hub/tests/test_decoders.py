@@ -32,7 +32,7 @@ def test_saved_models_are_read_without_their_classes(family, folders):
 
 @pytest.mark.parametrize("family", ["llama2", "mixtral", "qwen2_moe"])
 def test_tagged_layers_of_saved_models_return(family, folders):
-    """Each has an entry with its class, which the constructor of the decoder would make otherwise."""
+    """Write an entry with its class for each, which the constructor of the decoder would make otherwise."""
     model = ml.from_pretrained(folders(family))
     for _, layer in model.walk():
         layer.set_attribute("stage", 1)

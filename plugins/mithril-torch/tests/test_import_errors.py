@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from test_importing import draw
@@ -38,6 +40,16 @@ REJECTED = {
     "derivative": lambda m, x: torch.func.grad(lambda a: (a**2).sum())(x),
     "bytes": lambda m, x: torch.ao.nn.quantized.dynamic.Linear(4, 4)(x),
 }
+
+
+def test_text_of_a_rejected_module_is_shown(capfd):
+    def branches(m, x):
+        print("from the module", file=sys.stderr)
+        return x if x.sum() > 0 else -x
+
+    with pytest.raises(UnsupportedError):
+        ml.from_torch(Function(branches), draw(3, 4), training=False)
+    assert capfd.readouterr().err.strip() == "from the module"
 
 
 @pytest.mark.parametrize("name", REJECTED)

@@ -74,7 +74,7 @@ def test_folder_of_parts_is_equal_to_a_file(tmp_path):
 
 
 def test_a_damaged_part_is_not_resumed(tmp_path):
-    """The second part alone would be found when it is read, after other processes have begun to load."""
+    """Damage the second part, which alone would be noticed after other processes have begun to load."""
     for step in (3, 6):
         fit(step // 3, tmp_path / f"run-{step}").save(tmp_path / f"run/step-{step:08d}")
     (part,) = (tmp_path / "run/step-00000006").glob("part-*")

@@ -141,11 +141,14 @@ class ClaimChecks:
         self.check(["claim:checks_indices"], action)
 
     def test_claim_autodiff(self) -> None:
-        """Compare gradients by the framework with those of the graph; a backend without them says so."""
+        """Compare gradients by the framework with those of the graph; a backend without them says so.
+
+        They end at ``stop_gradient``, whose decomposition is its operand: the backend lowers it.
+        """
         backend, claims = self.claims()
 
         def action() -> None:
-            graph, arguments = _network()
+            graph, arguments = _network(stops=True)
             options = BuildOptions()
             lowered = backend.decomposed(graph, options)
             if claims.autodiff == "none":
@@ -368,12 +371,14 @@ def _branch() -> tuple[Graph, dict[str, Array]]:
     return b.build({"y": y}), {"x": _matrix(4), "w": _matrix(5)}
 
 
-def _network() -> tuple[Graph, dict[str, Array]]:
+def _network(*, stops: bool = False) -> tuple[Graph, dict[str, Array]]:
+    """Return a layer and its arguments; with ``stops`` a part of the weight has no gradient."""
     rng = np.random.default_rng(6)
     with Builder("network") as b:
         x, w = b.input("x", (4, 5)), b.param("w", (5, 3))
         bias = b.constant(rng.normal(size=(4, 3)).astype(np.float32))
-        y = operation("tanh")(operation("matmul")(x, w) + bias)
+        weight = w * operation("stop_gradient")(w) if stops else w
+        y = operation("tanh")(operation("matmul")(x, weight) + bias)
     shapes = {"x": (4, 5), "w": (5, 3)}
     return b.build({"y": y}), {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
 
