@@ -48,7 +48,7 @@ def arguments(text: str | None, words: str = "WORD", **defaults: Any) -> argpars
             parser.add_argument(flag, nargs="+", type=type(default[0]), default=list(default))
         else:
             parser.add_argument(flag, type=type(default), default=default)
-    return parser.parse_args()
+    return parser.parse_intermixed_args()  # options between the words, too
 
 
 def selected(rows: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
