@@ -12,6 +12,7 @@ import pytest
 from small import X, Y, trainer
 
 import mithril as ml
+from mithril.compiler.weight_files import save_file
 from mithril_parallel.processes import World
 from mithril_parallel.sharding.storage import DamagedError, LocalFolder
 from mithril_train.loop import checkpoint as ml_checkpoint
@@ -116,7 +117,9 @@ def test_a_removed_folder_first_loses_its_commit(tmp_path, monkeypatch):
     monkeypatch.setattr(LocalFolder, "remove", lambda self, name: removed.append(name) or original(self, name))
     for candidate in ml_checkpoint.candidates(folder):
         ml_checkpoint.remove(candidate)
-    assert removed == ["commit.json", "step-00000007", "step-00000003.safetensors"]
+    commit, part, *rest = removed
+    assert commit == "commit.json" and part.startswith("part-00000-of-00001-")
+    assert rest == ["step-00000007", "step-00000003.safetensors"]
     assert ml_checkpoint.candidates(folder) == []
 
 
@@ -233,3 +236,33 @@ def test_processes_end_together_after_the_last_save(tmp_path, monkeypatch, stopp
     monkeypatch.setattr(signal, "raise_signal", events.append)
     ml.Checkpoint(tmp_path).end(SimpleNamespace(failed=failed, stopped=stopped, watchdog=dog, world=world))
     assert events == (["the end of all saves"] * 2 + [signal.SIGTERM] if ends else [])
+
+
+@pytest.mark.parametrize("protocol", ["", "file://"])
+def test_files_of_the_user_are_never_removed(tmp_path, protocol):
+    """Under names of checkpoints, or in their folders; one with a protocol has folders of parts."""
+    pytest.importorskip("fsspec")
+    files = ["best/notes.txt", "step-7/data.csv", "step-8/part-00000-of-00001.parquet", "step-1.safetensors"]
+    for name in files[:3]:
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("notes")
+    save_file({"w": np.zeros(3, np.float32)}, tmp_path / files[3], {})
+    subject = trainer(callbacks=[ml.Checkpoint(f"{protocol}{tmp_path}", keep=1, monitor="loss")])
+    subject.fit(X, Y, 1, batch_size=16)
+    if protocol:
+        files.append("step-00000006/notes.txt")
+        (tmp_path / files[4]).write_text("notes")
+    subject.fit(X, Y, 3, batch_size=16)
+    assert [name for name in files if not (tmp_path / name).exists()] == []
+    assert [candidate.step for candidate in ml_checkpoint.candidates(tmp_path)] == [24]
+
+
+def test_a_save_removes_parts_of_saves_only(tmp_path):
+    (tmp_path / "part-00000-4a1c.snappy.parquet").touch()
+    (tmp_path / "orbax-notes").touch()
+    for _ in range(2):
+        ml.save_sharded(tmp_path, {"w": np.zeros(3, np.float32)})
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert (
+        len(names) == 4 and names[0] == "commit.json" and {"orbax-notes", "part-00000-4a1c.snappy.parquet"} < {*names}
+    )

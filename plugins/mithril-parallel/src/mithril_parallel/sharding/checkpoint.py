@@ -43,8 +43,10 @@ from mithril_parallel.sharding.tensor_parts import Array, Latest, Part, PartedTe
 
 COMMIT = "commit.json"
 Format = Literal["parts", "orbax", "dcp"]
-LIBRARIES = ("orbax-", "dcp-")  # the beginnings of the names of folders of other libraries
-PART = re.compile(r"(part|orbax|dcp)-[\w.-]+")  # a file or a folder next to the commit
+PART = re.compile(r"(part|orbax|dcp)-[\w.-]+")  # a name in the commit: of a file of parts, or a folder of a library
+# A name that saves give, with additions by libraries to folders that are not finished. Exact, because saves remove
+# files with such a name, and part-00000-<uuid>.parquet of Spark must remain.
+SAVED = re.compile(r"part-\d{5,}-of-\d{5,}-[0-9a-f]{16}\.safetensors|(orbax|dcp)-[0-9a-f]{16}[\w.-]*")
 FORMAT = "mithril-sharded-2"
 REMEDY = "check the free space and the permissions of the folder, and save again"
 CODES = {"bfloat16": "BF16", "bool": "BOOL", "complex64": "C64"}  # dtypes of safetensors
@@ -273,8 +275,8 @@ def is_shared(path: str | os.PathLike[str], world: World) -> bool:
 
 
 def is_part(name: str) -> bool:
-    """Whether this is the name of a file of parts, or of a folder of another library."""
-    return name.startswith(("part-", *LIBRARIES))
+    """Whether a save wrote the file of parts, or the folder of another library, with this name."""
+    return SAVED.fullmatch(name) is not None
 
 
 def part_name(rank: int, size: int, token: str) -> str:

@@ -17,8 +17,8 @@ from mithril.compiler import load_file
 from mithril.graph import InputError
 from mithril.system import files
 from mithril_parallel.processes import World
-from mithril_parallel.sharding.checkpoint import COMMIT, Reader, read_commit
-from mithril_parallel.sharding.storage import DamagedError, LocalFolder, folder_of, parsed
+from mithril_parallel.sharding.checkpoint import COMMIT, Reader, is_part, read_commit
+from mithril_parallel.sharding.storage import DamagedError, Folder, LocalFolder, folder_of, parsed
 from mithril_parallel.sharding.tensor_parts import PartedTensor
 
 FORMAT = "mithril-training-1"
@@ -92,6 +92,8 @@ def candidates(folder: str | os.PathLike[str]) -> list[Candidate]:
     root, checkpoints = folder_of(folder), []
     for name in root.names():
         if match := NAME.fullmatch(name):
+            if match[2] and _is_other(root, name):
+                continue
             try:
                 identity = match[1] if match[2] else read_commit(root / name)["id"]
             except InputError:
@@ -100,11 +102,28 @@ def candidates(folder: str | os.PathLike[str]) -> list[Candidate]:
     return sorted(checkpoints, key=lambda c: (-c.step, c.id))
 
 
+def _is_other(root: Folder, name: str) -> bool:
+    """Whether an intact file is not a checkpoint, such as parameters that the user saved under the name of one."""
+    with root.open(name) as file:
+        size, end = int.from_bytes(file.read(8), "little"), file.seek(0, os.SEEK_END)
+        file.seek(8)
+        text = file.read(size) if size <= end else b""  # a damaged length must not allocate more than the file has
+    try:
+        return bool(json.loads(text).get("__metadata__", {}).get("format") != FORMAT)
+    except (ValueError, AttributeError):
+        return False  # damaged: who resumes must hear of it
+
+
 def remove(candidate: Candidate) -> None:
     """Remove a checkpoint; of a folder first its commit, so that it never counts without its parts."""
     root, _, name = candidate.path.rpartition("/")
     if not name.endswith(".safetensors"):
-        folder_of(candidate.path).remove(COMMIT)
+        folder = folder_of(candidate.path)
+        folder.remove(COMMIT)
+        for part in filter(_is_saved, folder.names()):
+            folder.remove(part)
+        if folder.names():  # files of the user
+            return
     folder_of(root).remove(name)
 
 
@@ -112,10 +131,21 @@ def remove_unfinished(folder: str | os.PathLike[str]) -> None:
     """Remove the files and folders of saves that did not finish; no process may be saving."""
     root = folder_of(folder)
     for name in root.names():
-        is_part = files.PART.fullmatch(name) and name.startswith((".step-", ".best."))
+        is_file = files.PART.fullmatch(name) and name.startswith((".step-", ".best."))
         is_folder = name == "best" or (NAME.fullmatch(name) and not name.endswith(".safetensors"))
-        if is_part or (is_folder and not (root / name).exists(COMMIT)):
+        if is_file or (is_folder and _is_unfinished(root / name)):
             root.remove(name)
+
+
+def _is_unfinished(folder: Folder) -> bool:
+    """Whether a folder has parts and no commit; one that contains anything else belongs to the user."""
+    names = folder.names()
+    return bool(names) and all(map(_is_saved, names))
+
+
+def _is_saved(name: str) -> bool:
+    """Whether a save writes files or folders with such a name to a folder of parts, other than the commit."""
+    return is_part(name) or files.PART.fullmatch(name) is not None
 
 
 def is_checkpoint(path: str) -> bool:
