@@ -171,6 +171,7 @@ ROWS: list[tuple[dict[str, Any], Mapping[str, Any]]] = [
     ({"gradient_checkpointing": True, "inference": True}, on(EVERY, SAYS("computes no gradients"))),
     ({"mixed_precision": True}, on(EVERY, EFFECT(executed))),
     ({"precision": "bfloat16"}, on(EVERY, EFFECT(precision))),
+    ({"precision": "float64"}, {**on(EVERY, EFFECT(precision)), "mlx": ERROR("does not support float64")}),
     ({"types": {"input": "float64"}}, {**on(EVERY, EFFECT(precision)), "mlx": ERROR("does not support float64")}),
     ({"trainable": ["head.*"]}, on(EVERY, EFFECT(gradients))),
     ({"outputs": ["hidden"]}, on(EVERY, EFFECT(outputs))),

@@ -77,7 +77,7 @@ class LazyGraph:
 
 
 DLPACK_CPU = 1  # the type of devices in main memory, kDLCPU
-PRECISIONS = ("float32", "float16", "bfloat16")
+PRECISIONS = ("float32", "float16", "bfloat16", "float64")
 
 
 class Executable(Protocol):

@@ -132,7 +132,7 @@ BACKEND_OPTIONS = (
     ),
     Option(
         "precision",
-        Literal["float32", "float16", "bfloat16"] | None,
+        Literal["float32", "float16", "bfloat16", "float64"] | None,
         None,
         "Dtype of parameters and computation; None keeps the dtypes of the model.",
     ),

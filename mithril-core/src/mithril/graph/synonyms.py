@@ -213,7 +213,7 @@ PACKAGE = {
     "optimizers": "ml.Adam and the other optimizers of mithril-train",
     "fit": "ml.Trainer(...).fit",
     "manual_seed": "seed= of ml.Trainer or randomize_params",
-    "pmap": "ml.compile with mesh=",
+    "pmap": "ml.JaxBackend(device_mesh=(4,))",
     "lax": "ml.ops",
     "save": "compiled.save, or trainer.save",
 }
@@ -224,6 +224,7 @@ OPTIONS = {
     "dtype dtypes input_dtype": "types={'input': 'float16'} for inputs, precision='bfloat16' for the arithmetic",
     "batch_size input_shape input_shapes input_size": "shapes={'input': [32, 8]}",
     "device devices gpu cuda": "an argument of the backend: ml.TorchBackend(device='cuda')",
+    "device_mesh mesh sharding": "an argument of the backend: ml.JaxBackend(device_mesh=(4,))",
     "opt_level level optimize o": "optimization_level='high'",
     "fp16 amp half autocast": "mixed_precision=True",
     "quantize quantized int8": "quantization={...}",

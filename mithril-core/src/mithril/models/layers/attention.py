@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.graph import ModelError, ShapeError, Size, Value
+from mithril.graph import ModelError, ShapeError, Size, Value, float32
 from mithril.models.language.arguments import expect_rank, expect_size, positive, probability
 from mithril.models.language.caching import cached, combined, limit_positions, start_of
 from mithril.models.language.layer import Layer
@@ -127,11 +127,12 @@ class PositionalEmbedding(Layer):
 
 
 def _angles(length: Size, size: int, base: float, position: Value | None, dtype: Any) -> Any:
-    """Return position times frequency: [length, size // 2] in float32, with the axes of ``position`` before."""
-    frequencies = (base ** (-np.arange(0, size, 2) / size)).astype(np.float32)
-    rows = ops.iota(shape=(length, 1), axis=0, dtype="float32")
+    """Return position times frequency: [length, size // 2] in at least float32, after the axes of ``position``."""
+    kind = dtype if dtype.bits > 32 else float32
+    frequencies = (base ** (-np.arange(0, size, 2) / size)).astype(kind.numpy)
+    rows = ops.iota(shape=(length, 1), axis=0, dtype=kind)
     if position is not None:
-        rows = rows + ops.cast(position, dtype="float32")
+        rows = rows + ops.cast(position, dtype=kind)
     return rows * frequencies[None, :]
 
 

@@ -8,6 +8,7 @@ from mithril import ops
 from mithril.graph import ModelError, Value, unknown
 from mithril.models.language.arguments import expect_size, positive
 from mithril.models.language.layer import Layer
+from mithril.models.layers.metrics import to_float
 
 
 class MixtureOfExperts(Layer):
@@ -60,7 +61,7 @@ class MixtureOfExperts(Layer):
     @staticmethod
     def routed(logits: Any, active: int, *, normalized: bool) -> tuple[Any, Any, Any]:
         """Return the shares of all experts, the numbers of the active ones, and their shares in the result."""
-        shares = ops.softmax(ops.cast(logits, dtype="float32"), axis=-1)
+        shares = ops.softmax(to_float(logits), axis=-1)
         values, indices = ops.top_k(shares, k=active, axis=-1)
         if normalized:
             values = values / ops.sum(values, axis=-1, keepdims=True)
