@@ -544,6 +544,13 @@ def lowered(case: Case) -> None:
 
 
 ONE_ENGINE = Refused("a function of one framework has one engine", "single backend backend_map", mode="function module")
+ONE_ENGINE_ON_A_MESH = Refused(
+    "PyTorch differentiates programs on a mesh, and no other engine",
+    "single backend backend_map several devices",
+    engine="torch",
+    mesh="data fsdp model",
+    mode="gradient",
+)
 NO_AUTOGRAD = Refused(
     "NumPy, C and GGML have no automatic differentiation, mithril's own does it",
     "automatic differentiation",
@@ -586,6 +593,7 @@ OPTIONS = (
         elsewhere,
         (
             ONE_ENGINE,
+            ONE_ENGINE_ON_A_MESH,
             Excluded("its layers have other names, or none", source="onnx stablehlo"),
             Excluded("a transformed model has no layers", surgery="vmap derivative"),
         ),

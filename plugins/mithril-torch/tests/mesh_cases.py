@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 import mithril as ml
 from mithril import ops
-from mithril.graph import MithrilError, UnsupportedError
+from mithril.graph import MithrilError, broadcast, floating
 from mithril.models import (
     LSTM,
     BatchNorm2d,
@@ -345,7 +345,7 @@ def gradients_of_several_kinds_of_models():
     context_model, context_sequence = (((2, 2), {"parallelism": ("context", kind)}) for kind in ("model", "sequence"))
     ways = {
         2: {
-            mixture: (expert, sharded_expert),
+            mixture: (expert, sharded_expert, model),
             routed: (expert, sharded_expert, model),
             one_sided: (expert,),
             bidirectional: (context,),
@@ -509,9 +509,48 @@ def activations_in_parts_of_positions():
     assert scatters["model"] == 0 and scatters["sequence"] >= 9, scatters
 
 
-def operations_without_a_rule_are_named():
-    message = r"no rule for an operation(.|\n)*scatter(.|\n)*parallelism=\"fsdp\""
-    raises(UnsupportedError, message, lambda: changes(mixture, "small", (1, 2)))
+class Windows(Layer):
+    """Kernels for which DTensor has no rule, forward or backward, between products with split weights."""
+
+    def build(self, input):
+        rows = input.shape[0]
+        h = ops.log_sigmoid(ops.linear(input, self.param("up", (32, 16), "normal(std=0.3)")))
+        images = ops.reshape(h, shape=(rows, 2, 4, 4))
+        kernel = self.param("kernel", (2, 3, 2, 2), "normal(std=0.3)")
+        large = ops.conv_transpose(images, kernel, stride=(2, 2), padding=((0, 0), (0, 0)))
+        small = ops.avg_pool(large, kernel=(2, 2), stride=(2, 2))
+        flat = ops.reshape(small, shape=(rows, 48))
+        return ops.linear(flat, self.param("down", (16, 48), "normal(std=0.3)"))
+
+
+@ml.op(name="mesh.bend", shape=broadcast, dtype=floating, axes="... -> ...")
+def bend(x):
+    """x / (1 + x * x), which runs in NumPy."""
+    return x / (1.0 + x * x)
+
+
+@bend.vjp
+def _(g, y, x):
+    return (g * (1.0 - x * x) / ops.square(1.0 + x * x),)
+
+
+class Bent(Layer):
+    def build(self, input):
+        h = bend(ops.linear(input, self.param("up", (32, 16), "normal(std=0.3)")))
+        return ops.linear(h, self.param("down", (16, 32), "normal(std=0.3)"))
+
+
+def kernels_without_a_rule():
+    """Compute with complete tensors where DTensor has no rule, and products of no rows."""
+    for layer, rows in ((Windows(), 4), (Windows(), 0), (Bent(), 4)):
+        x, g = X["x"][:rows, 0], G[:rows, 0]
+        results = []
+        for mesh in (None, (1, 2)):
+            compiled = ml.compile(layer, ml.TorchBackend(device_mesh=mesh), shapes={"input": [rows, 16]})
+            params, inputs = compiled.randomize_params(0), {"input": x}
+            inferred = compiled.evaluate(params, inputs)
+            results.append(on_numpy(compiled, [inferred, *compiled.evaluate(params, inputs, g)]))
+        assert_same(*reversed(results))
 
 
 def tokens_travel_to_experts():
@@ -755,6 +794,15 @@ def raises(error, message, function):
         raise AssertionError(f"no {error.__name__}: {message}")
 
 
+def weights_in_parts_on_another_engine():
+    """Join the parts of weights where an engine without a mesh reads them."""
+    compiled = ml.compile(block(), ml.TorchBackend(device_mesh=(2,)), parallelism="fsdp", shapes={"x": [8, 6, 16]})
+    params = compiled.bind(compiled.randomize_params(0)).params
+    assert isinstance(params["fc.weight"], DTensor)
+    other = ml.compile(block(), "numpy", shapes={"x": [8, 6, 16]})
+    np.testing.assert_allclose(other.evaluate(params, X)["y"], one()[0]["y"], rtol=1e-4, atol=1e-5)
+
+
 def calls_of_two_threads_are_refused():
     compiled, params, _ = stepped(ml.TorchBackend(device_mesh=(2,)))
     with ThreadPoolExecutor(1) as pool:
@@ -771,6 +819,11 @@ def calls_of_two_threads_are_refused():
 def conflicting_options_are_rejected():
     mesh = ml.TorchBackend(device_mesh=(2,))
     raises(ml.OptionError, "torch_fx=True conflicts with a mesh", lambda: stepped(mesh, torch_fx=True))
+    message = (
+        "a gradient of 'torch' on several devices requires a single backend, but backend_map names others\n"
+        "hint: omit backend_map, or compile for one device"
+    )
+    raises(ml.OptionError, message, lambda: stepped(mesh, backend_map={"other": "numpy"}))
     zero_bubble = {"jit": True, "pipeline_schedule": "zbvzerobubble"}
     stages = ml.TorchBackend(device_mesh=(1, 1, 2))
     raises(ml.OptionError, "jit=True conflicts with pipeline_sch", lambda: stepped(stages, **zero_bubble))

@@ -18,6 +18,7 @@ from processes import run_cases
 
 import mithril as ml
 from mithril_torch.parallel import meshes, schedules
+from mithril_torch.parallel.tensor_parallel import layout_error
 
 pytest.importorskip("mithril_parallel", reason="graphs are cut by mithril-parallel")
 SECONDS = 120
@@ -30,6 +31,8 @@ ON_TWO = (
     "forward_passes_with_other_parameters",
     "inference_with_weights_in_parts",
     "calls_of_two_threads_are_refused",
+    "kernels_without_a_rule",
+    "weights_in_parts_on_another_engine",
 )
 REJECTED = ("conflicting_options_are_rejected",)
 TRAINED = ("training", "gradients_of_several_kinds_of_models", "dropout_draws_the_numbers_of_one_device")
@@ -43,7 +46,6 @@ TRAINED_ON_TWO = (
     "what_cannot_be_divided_is_reported",
     "tokens_travel_to_experts",
     "routed_rows_travel",
-    "operations_without_a_rule_are_named",
     "sums_of_gradients_are_split_like_their_parameters",
     "gradients_travel_as_16_bits",
     "replicated_values_are_updated",
@@ -88,6 +90,15 @@ def test_cases_in_processes(count, tmp_path):
     names += tuple(f"own_gradient_cases.{name}" for name in OWN_GRADIENTS if trains and count == 2)
     errors = run_cases("mesh_cases", names, count, tmp_path)
     assert not any(errors.values()), "\n".join(f"-- {name} --\n{error}" for name, error in errors.items() if error)
+
+
+def test_an_operation_without_a_rule_is_named():
+    error = NotImplementedError("Operator aten.kron.default does not have a sharding strategy registered.")
+    assert str(layout_error(error, 2)) == (
+        "DTensor has no rule for an operation of this model, on a mesh with a model axis of 2 processes\n"
+        "  Operator aten.kron.default does not have a sharding strategy registered.\n"
+        'hint: omit the second number of device_mesh, and use parallelism="fsdp", or "expert" for a mixture of experts'
+    )
 
 
 @pytest.mark.soak

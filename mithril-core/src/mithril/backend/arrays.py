@@ -28,7 +28,7 @@ def to_numpy(x: Any, noun: str = "the array") -> np.ndarray[Any, Any]:
             x = np.asarray(x)
         return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))  # type: ignore[no-any-return]
     if hasattr(x, "detach"):
-        x = x.detach().cpu()
+        x = (x.full_tensor() if hasattr(x, "full_tensor") else x).detach().cpu()  # one in parts on a mesh is joined
         if str(x.dtype).endswith("bfloat16"):
             return x.float().numpy().astype(as_dtype("bfloat16").numpy)  # type: ignore[no-any-return]
         return x.numpy()  # type: ignore[no-any-return]

@@ -50,8 +50,11 @@ class Builder:
         session, progress, options = self.session, self.pipeline.progress, self.options()
         backend_map = {name: make_backend(b, session.settings) for name, b in session.settings["backend_map"].items()}
         if backend_map and native is not None:
+            is_chosen = session.settings["autodiff"] == "native"
+            subject = "autodiff='native'" if is_chosen else f"a gradient of '{session.backend.name}' on several devices"
             raise OptionError(
-                "autodiff='native' requires a single backend, but backend_map names others", hint="omit autodiff"
+                f"{subject} requires a single backend, but backend_map names others",
+                hint=f"omit backend_map, or {'omit autodiff' if is_chosen else 'compile for one device'}",
             )
 
         def single(graph: Graph, backend: Backend) -> Executable:

@@ -149,21 +149,30 @@ class TorchBackend(SourceBackend):
 
     def _build_on(self, mesh: tuple[int, ...], graph: Graph, options: BuildOptions) -> SourceExecutable:
         from mithril_torch.parallel import program
+        from mithril_torch.parallel.tensor_parallel import WITHOUT_RULE, needs_complete
+
+        divides_weights = mesh[1] > 1
 
         def load(part: Graph, differentiated: bool) -> tuple[Source, Forward]:
             table = self.table(options)
 
             def lowers(node: Node) -> bool:
-                if node.op in GROUPED and (mesh[1] > 1 or not self.branches(options)):
+                if node.op in GROUPED and (divides_weights or not self.branches(options)):
                     return False  # DTensor has no rules for the sizes of groups
+                if divides_weights and node.op.elementwise and node.op in WITHOUT_RULE:
+                    return False  # but has for the operations inside
                 return table.lowers(node) or table.falls_back(node)
+
+            def is_complete(node: Node) -> bool:
+                return table.falls_back(node) or (divides_weights and needs_complete(node))
 
             def has_own_gradient(node: Node) -> bool:
                 by_plugin = self.plugin_lowering(node, options) is not None
-                return node.op.surrogate or by_plugin or table.falls_back(node)
+                return node.op.surrogate or by_plugin or is_complete(node)
 
-            if differentiated:
-                part = own_gradients.with_own_gradients(part, has_own_gradient, table.falls_back, lowers)
+            if differentiated or divides_weights:
+                is_own = has_own_gradient if differentiated else is_complete
+                part = own_gradients.with_own_gradients(part, is_own, is_complete, lowers)
             source = self._source(decompose(part, lowers, self.name), options, gradients=differentiated)
             return source, self.loaded(source)
 

@@ -116,8 +116,11 @@ def called(
 
 
 def _on_copies(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs on copies: memory that NumPy has seen cannot be freed by ``fully_shard``."""
-    return lambda *operands: function(*(x.clone() for x in operands))
+    """Return a function that runs on copies: memory that NumPy has seen cannot be freed by ``fully_shard``.
+
+    Its results are contiguous, as views of a ``DTensor`` in autograd require.
+    """
+    return lambda *operands: tuple(y.contiguous() for y in function(*(x.clone() for x in operands)))
 
 
 def _replicated(x: torch.Tensor, mesh: Any) -> Any:

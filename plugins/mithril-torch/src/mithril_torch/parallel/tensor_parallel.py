@@ -24,6 +24,13 @@ from mithril_torch.parallel.layout import MODEL
 DIVISIBLE = frozenset(
     {ops.dot, ops.linear, ops.matmul, ops.take}
 )  # operations with weights that DTensor computes on parts
+WITHOUT_RULE = frozenset(
+    operation(name)
+    for name in (
+        *("avg_pool", "avg_pool_grad", "conv_input_grad", "conv_weight_grad", "ctc_loss", "ctc_loss_grad"),
+        *("hard_sigmoid", "hard_swish", "log_sigmoid", "scatter_nd", "sparse_matmul", "sparse_matmul_transposed"),
+    )
+)  # operations of whose kernels, or their gradients, DTensor cannot compute parts (PyTorch 2.13)
 _replicating = ExitStack()  # open until the process ends
 
 
@@ -47,6 +54,12 @@ def unsupported(graph: Graph, split: Set[str]) -> dict[str, str]:
             if not (node.op in DIVISIBLE or (node.op.elementwise and _follows_product(graph, node))):
                 reasons[name] = node.op.name
     return reasons
+
+
+def needs_complete(node: Node) -> bool:
+    """Whether an operation computes with complete tensors: its kernel has no rule, or its product no element."""
+    is_empty = any(0 in v.type.shape for v in node.results)
+    return (node.op in WITHOUT_RULE and not node.op.elementwise) or (node.op in DIVISIBLE and is_empty)
 
 
 def record_complete_sequences(graphs: Iterable[Graph], parts: int, decisions: Decisions) -> None:
