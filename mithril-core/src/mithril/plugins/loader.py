@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -190,10 +191,7 @@ def find() -> list[Plugin]:
     plugins: dict[tuple[str, str], Plugin] = {}
     first: dict[str, Distribution] = {}  # of a name on sys.path, which Python imports from
     for distribution in distributions():
-        try:
-            text = distribution.read_text("entry_points.txt")
-        except OSError:
-            continue  # the directory was removed or is not readable
+        text = _text(distribution, "entry_points.txt")
         if not text or f"[{GROUP}]" not in text:
             continue
         headers = _headers(distribution)
@@ -208,9 +206,22 @@ def find() -> list[Plugin]:
     return [plugins[key] for key in sorted(plugins)]
 
 
+def _text(distribution: Distribution, name: str) -> str | None:
+    """Return the text of a metadata file, or None; an absent folder or one that is not readable has none."""
+    folder = getattr(distribution, "_path", None)
+    try:
+        # ``read_text`` goes through pathlib and takes three times as long, for each distribution that is installed.
+        if isinstance(folder, Path):
+            with open(f"{folder}/{name}", "rb", buffering=0) as file:
+                return file.readall().decode(errors="replace")
+        return distribution.read_text(name)
+    except OSError:
+        return None
+
+
 def _headers(distribution: Distribution) -> dict[str, list[str]]:
     """Return name, version and requirements; skipping the long description is 10x faster than the email parser."""
-    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    text = _text(distribution, "METADATA") or _text(distribution, "PKG-INFO") or ""
     headers: dict[str, list[str]] = {}
     for line in text.partition("\n\n")[0].splitlines():
         key, _, value = line.partition(":")
@@ -455,9 +466,7 @@ class Loader:
                 return False
             self._importing.append(plugin)
             try:
-                # Programs read the output of the command line; a print of a plugin's import would be in the
-                # middle of it.
-                with redirect_stdout(sys.stderr), self._watched() as begin:
+                with self._watched() as begin:
                     begin(plugin)
                     module = importlib.import_module(plugin.module)
                     if len(self._importing) > 1:
@@ -478,7 +487,8 @@ class Loader:
         if self._begin is not None:
             yield self._begin
             return
-        with named_if_slow("import") as self._begin:
+        # Programs read the output of the command line; a print of a plugin's import would be in the middle of it.
+        with redirect_stdout(sys.stderr), named_if_slow("import") as self._begin:
             try:
                 yield self._begin
             finally:
