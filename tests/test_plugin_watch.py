@@ -19,7 +19,7 @@ from mithril.models import Model
 PLUGIN = """
 import time
 
-from mithril import Lowering, OpsSpec, PassSpec, hookimpl, ops
+from mithril import Lowering, OpsSpec, PassSpec, compile as ml_compile, hookimpl, ops
 from mithril.compiler import GraphSource
 from mithril.models import Layer
 
@@ -48,6 +48,10 @@ class Observer:
 
     def end(self, *arguments):
         pass
+
+
+def compiling(model, **options):
+    return ml_compile(model, "numpy", **options)
 
 
 def idle(graph):
@@ -156,6 +160,21 @@ def test_timeout_names_the_plugin(acme, part):
     with pytest.raises(ml.CompileTimeoutError, match="after 100 seconds") as caught:
         compiled(acme, part, lambda: signal.raise_signal(signal.SIGALRM), timeout=100)
     assert f"{PARTS[part]} {OWNER}" in str(caught.value)
+
+
+def test_plugin_that_compiles_is_not_blamed_for_a_pass_of_the_user(acme):
+    """Its function is below the compilation, and so takes no part in it."""
+    compiled(acme)
+    with ml.Builder() as builder:
+        y = builder.input("x", (2,)) + 1.0
+
+    def ringing(graph):
+        signal.raise_signal(signal.SIGALRM)
+        return graph
+
+    with pytest.raises(ml.CompileTimeoutError) as caught:
+        acme.compiling(builder.build({"y": y}), timeout=100, custom_passes=[ringing])
+    assert "acme-slow" not in str(caught.value)
 
 
 def test_timeout_names_the_plugin_in_a_thread(acme, capsys, monkeypatch):

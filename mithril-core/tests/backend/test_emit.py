@@ -202,8 +202,33 @@ def test_helper_parameters_select_operands_and_attributes():
 def test_operations_without_lowering_are_reported():
     with Builder() as b:
         y = iota(shape=(3,))
-    with pytest.raises(UnsupportedError, match="'numpy' does not lower 'iota'"):
+    with pytest.raises(UnsupportedError) as caught:
         source(b.build({"y": y}))
+    assert str(caught.value) == (
+        "backend 'numpy' does not lower 'iota'\n"
+        "hint: add table.row('iota', ...), or pass host= to Lowerings, which runs its reference"
+    )
+
+
+def test_operation_that_a_correction_needs_is_reported_with_it():
+    selected = table()
+    selected.row("add", "({a} + {b})")
+
+    def add_(a, b):
+        return ops.iota(shape=(2,), dtype="float32") + a
+
+    selected.correct(add_)
+    with Builder() as b:
+        x = b.input("x", (2,))
+        y = ops.add(x, x)
+    with pytest.raises(UnsupportedError) as caught:
+        source(b.build({"y": y}), selected)
+    assert str(caught.value) == (
+        "backend 'numpy' does not lower 'iota'\n"
+        f"  used by the correction 'add_' of {__name__}\n"
+        "hint: add table.row('iota', ...), or pass host= to Lowerings, which runs its reference; "
+        "or leave the correction out"
+    )
 
 
 def test_conditional_rows_take_precedence():

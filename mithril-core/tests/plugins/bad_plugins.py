@@ -14,6 +14,8 @@ OUTCOMES = {
     "error": "an error",
     "observer": "a decision: an observer failed",
     "warning": "a warning",
+    "doubtful": "a decision: doubtful",
+    "strict": "an error under `strict=True` alone",
 }
 
 
@@ -27,6 +29,7 @@ class Bad(NamedTuple):
     requires: tuple[str, ...] = ()
     level: str = "none"  # the optimization level of the compilation
     entry: str = "bad-kit"  # the name of the entry point
+    version: str = "1.0"
 
 
 IMPORT = """
@@ -75,6 +78,25 @@ def observing(stage: str) -> str:
 OBSERVER = "'mithril_{}' of plugin 'bad-kit' .* failed"
 
 BAD = (
+    Bad(
+        "has a version that is not one of PEP 440",
+        "doubtful",
+        "the version 'newest!' of bad-kit is not valid: expected: a version of PEP 440, such as 1.0",
+        SAME,
+        version="newest!",
+    ),
+    Bad(
+        "imports a private module of mithril",
+        "strict",
+        r"imports private names of mithril.*: bad_kit_bad_kit_plugin.py:1: mithril.plugins.loader.normalized \(",
+        "from mithril.plugins.loader import normalized\n" + SAME,
+    ),
+    Bad(
+        "imports a name with an underscore of mithril",
+        "strict",
+        r"imports private names of mithril.*: bad_kit_bad_kit_plugin.py:1: mithril._MODULE_OF \(",
+        "from mithril import _MODULE_OF\n" + SAME,
+    ),
     Bad("raises at import", "absent", "cannot import .*RuntimeError: boom", "raise RuntimeError('boom')"),
     Bad("ends the process at import", "absent", "SystemExit: 0", "raise SystemExit(0)"),
     Bad("is not valid Python", "absent", "SyntaxError", "def ("),

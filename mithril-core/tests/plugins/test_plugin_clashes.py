@@ -426,7 +426,7 @@ def plain(**options):
 def test_outcome_of_a_bad_plugin(site, installed, bad):
     """Expect an error, a warning, or a decision that strict=True refuses, and no second warning."""
     standard(site)
-    site.install("bad-kit", bad.code, requires=bad.requires, entry=bad.entry)
+    site.install("bad-kit", bad.code, requires=bad.requires, entry=bad.entry, version=bad.version)
     installed()
     verify = "numeric" if "verify" in bad.what else "structure"
 
@@ -442,6 +442,9 @@ def test_outcome_of_a_bad_plugin(site, installed, bad):
     if bad.outcome != "warning":  # a field that is ignored shapes no program
         with pytest.raises(StrictError, match=message):
             attempt(strict=True)
+    if bad.outcome == "strict":  # the search reads all code of a plugin
+        assert not attempt().decisions.of("ignored")
+        return
     with pytest.warns(PluginWarning, match=message) as caught:
         first = attempt()
     assert len(caught) == 1
@@ -453,6 +456,54 @@ def test_outcome_of_a_bad_plugin(site, installed, bad):
     for result in (first, second):
         recorded = {d.message for d in result.decisions.of(kind) if d.message.startswith(start)}
         assert len(recorded) == (bad.outcome != "warning")
+
+
+def test_two_folders_of_metadata_in_one_folder_are_named(site, installed):
+    for version in ("1.0", "2.0"):
+        site.install("bad-kit", "def mithril_passes(): return []", version=version)
+    installed()
+    with pytest.warns(PluginWarning, match="2 folders of metadata describe bad-kit"):
+        result = plain()
+    (record,) = result.plugins
+    assert record.problems == ("2 folders of metadata describe bad-kit",)
+    with pytest.raises(StrictError, match="2 folders of metadata describe bad-kit") as caught:
+        plain(strict=True)
+    assert str(caught.value).startswith(
+        f"strict=True: ignored: bad-kit {record.version} is doubtful: 2 folders of metadata describe bad-kit: "
+        f"versions 1.0, 2.0 in {site.folder} (pip uninstall bad-kit, until pip finds none, and install it again)"
+    )
+
+
+def test_folder_that_is_twice_on_the_path_describes_a_plugin_once(site, installed, monkeypatch):
+    site.install("good-kit", "def mithril_passes(): return []")
+    monkeypatch.syspath_prepend(str(site.folder))
+    installed()
+    assert not plain(strict=True).decisions.of("ignored")
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("import mithril.graph, mithril\nfrom mithril.graph import Graph\nfrom mithril import __version__", []),
+        ("from . import _mine\nfrom mithril_tools import _x\nimport numpy.core._x", []),
+        ("import mithril.plugins.loader as loader", ["1: mithril.plugins.loader"]),
+        ("def run():\n    from mithril.plugins import loader", ["2: mithril.plugins.loader"]),
+        ("from mithril.graph.core import Graph", ["1: mithril.graph.core.Graph"]),
+        ("from mithril._core import x", ["1: mithril._core.x"]),
+        ("def (", []),
+    ],
+)
+def test_private_imports_are_found_in_all_code_of_a_plugin(site, installed, code, names):
+    package = site.folder / "secret" / "inner"
+    package.mkdir(parents=True)
+    (site.folder / "secret" / "__init__.py").write_text("def mithril_passes(): return []\n")
+    (package / "more.py").write_text(code)
+    site.install("secret-kit", "", module="secret")
+    installed()
+    (plugin,) = plugins.all()
+    problem = plugins.private_imports(plugin)
+    facts = () if problem is None else problem.facts
+    assert list(facts) == [f"secret/inner/more.py:{line}" for line in names]
 
 
 def test_plugin_that_fails_for_another_backend_is_not_missed(site, installed):

@@ -63,7 +63,7 @@ class Formula:
 
 def source(model, *, outputs, inference):
     from mithril import Builder, ops
-    from mithril.compiler.graph_source import GraphSource
+    from mithril.compiler import GraphSource
 
     with Builder(model.text) as builder:
         y = getattr(ops, model.text)(builder.input("x", (2, 3)))

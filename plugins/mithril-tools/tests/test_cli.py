@@ -199,6 +199,15 @@ def test_exit_status_of_a_site_without_faults(mithril, good):
     mithril("--disable-plugins", "good", "plugins")
 
 
+def test_doubts_are_shown(mithril, good, site):
+    site.install("mithril-odd", "def mithril_passes(): return []", version="newest!")
+    for command in ("plugins", "doctor"):
+        assert "the version 'newest!' of mithril-odd is not valid" in mithril(command, code=1, width=200)
+    (row,) = (row for row in json.loads(mithril("plugins", "--json", code=1)) if row["name"] == "odd")
+    assert row["state"] == "loaded"
+    assert [problem["state"] for problem in row["problems"]] == ["doubtful"]
+
+
 def test_listings_call_hooks_for_each_backend(mithril, good, site):
     site.install("mithril-bad", "def mithril_lowerings(backend): return {}[backend]")
     for command in ("plugins", "doctor"):

@@ -77,6 +77,12 @@ def test_plugins_that_print_crash_or_hang(acme, fault):
     assert row["changes"] or fault == "clean"
 
 
+def test_private_imports_are_faults(acme):
+    row = examine(acme("", "from mithril.graph.core import Graph\nclass Acme: pass"))
+    assert row["state"] == "broken"
+    assert "acme_code.py:1: mithril.graph.core.Graph" in row["changes"][0]
+
+
 def test_exit_status_of_doctor(acme):
     acme("raise RuntimeError('boom')", "")
     command = [sys.executable, "-m", "mithril", "doctor", "--plugins", "--json"]

@@ -116,6 +116,7 @@ def test_plugins_show_what_a_distribution_states(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for text, expected in {
         '{"kit": 1, "passed": 92, "failed": 0, "partial": 0}': "kit 1, 92 of 92",
+        '{"kit": 1, "passed": 0, "failed": 0, "partial": 0}': "kit 1, which has no cases for these parts",
         "{}": "",
         "damaged": "",
         '{"kit": 1}': "",

@@ -29,7 +29,7 @@ class PluginRecord:
     version: str
     module: str
     state: str  # "present" or "absent"
-    problems: tuple[str, ...]  # why it, or a part of it, was not in use
+    problems: tuple[str, ...]  # why it, or a part of it, was not in use, or its doubts
     parts: tuple[str, ...] = ()  # how it can change programs: "backend", "deciders", "lowerings", "passes"
 
     @property
@@ -51,7 +51,7 @@ def inventory(backend: str) -> tuple[PluginRecord, ...]:
             plugin.version,
             plugin.module,
             "absent" if plugin.loaded is None else "present",
-            tuple(problem.what for problem in plugin.losses(SHAPING, backend)),
+            tuple(problem.what for problem in [*plugin.losses(SHAPING, backend), *plugin.doubts]),
             parts.get(plugin.origin, ()),
         )
         for plugin in plugins.found()

@@ -84,11 +84,11 @@ class PluginWatch:
         self._owners: Mapping[str, Plugin] = {}
 
     def start(self) -> None:
-        """Watch the calling function, unless there are no plugins of third parties."""
+        """Watch the function that calls the caller, a deadline, unless there are no plugins of third parties."""
         self.seconds.clear()
         self._owners = third_parties()
         if self.interval and self._owners:
-            self._root = sys._getframe(1)
+            self._root = sys._getframe(2)
             self._stop = threading.Event()
             arguments = (threading.get_ident(), self._root, self._stop)
             threading.Thread(target=self._run, args=arguments, name="mithril-plugin-watch", daemon=True).start()

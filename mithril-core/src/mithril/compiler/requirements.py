@@ -266,7 +266,7 @@ _warned: set[str] = set()
 
 
 def record_absences(context: CompileContext) -> None:
-    """Record the installed plugins that are not, or not entirely, in use; warn once per process.
+    """Record the installed plugins that are not, or not entirely, in use, and doubts; warn once per process.
 
     A plugin that the user disabled is not missed: it is recorded without a warning.
     """
@@ -280,9 +280,17 @@ def record_absences(context: CompileContext) -> None:
             if problem.state == "clash" and problem.hook == "mithril_lowerings":
                 continue  # an error of the programs that use the operation; others lose nothing
             extent = "not in use" if plugin.loaded is None else "only partly in use"
-            message = f"{plugin.origin} is {extent}: {problem.line}"
-            context.decisions.record("ignored", message, warning=PluginWarning, warn=message not in _warned)
-            _warned.add(message)
+            _record_once(context.decisions, f"{plugin.origin} is {extent}: {problem.line}")
+        doubts = list(plugin.doubts)
+        if context.decisions.strict and plugin.loaded is not None and not plugin.first_party:
+            doubts += [doubt] if (doubt := plugins.private_imports(plugin)) else []
+        for doubt in doubts:
+            _record_once(context.decisions, f"{plugin.origin} is doubtful: {doubt.line}")
+
+
+def _record_once(decisions: Decisions, message: str) -> None:
+    decisions.record("ignored", message, warning=PluginWarning, warn=message not in _warned)
+    _warned.add(message)
 
 
 def _of(kind: str, names: Iterable[Any], entries: Mapping[str, Entry[Any]]) -> Iterator[str]:

@@ -17,7 +17,7 @@ HOMES = {
         *("frontends", "generation", "import_op", "load_architecture", "load_command", "load_device"),
         *("load_format", "load_frontend", "load_pass", "load_profiler", "lowerings", "observers", "op_names"),
         *("op_plugin", "options", "parts_of_programs", "pass_aliases", "pass_placement", "pass_spec"),
-        *("pass_table", "passes", "profilers", "provided"),
+        *("pass_table", "passes", "private_imports", "profilers", "provided"),
         *("register", "reload", "report", "reserve", "run_pass", "target", "targets", "unregister"),
     ),
     "loader": ("HOOKS", "Plugin", "PluginProblem", "WRAPPABLE", "violated_requirements"),

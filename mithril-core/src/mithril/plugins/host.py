@@ -11,6 +11,7 @@ from mithril.graph import OperationError, PluginError, registry
 from mithril.plugins import pip_hints
 from mithril.plugins.hook_calls import HookCalls, LastAnswers
 from mithril.plugins.loader import Loader, Plugin, PluginProblem
+from mithril.plugins.private_names import private_imports
 from mithril.plugins.specs import (
     Architecture,
     BackendSpec,
@@ -424,6 +425,15 @@ class Plugins(Answers, HookCalls):
     def load_command(self, name: str) -> Any:
         """Import the ``click.Command`` of a plugin."""
         return self._load(COMMANDS, name)
+
+    def private_imports(self, plugin: Plugin) -> PluginProblem | None:
+        """Return the doubt about a plugin that imports private modules or names of mithril."""
+
+        def search() -> PluginProblem | None:
+            others = {package for package, owner in self.packages().items() if owner is plugin}
+            return private_imports(plugin, sorted({plugin.module.partition(".")[0], *others}))
+
+        return self.once(f"private imports of {plugin.name} of {plugin.origin}", search)
 
     def provided(self) -> list[tuple[str, str, Plugin]]:
         """Return kind, name and plugin of all entries of plugins, for listings."""

@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -56,7 +56,7 @@ def normalized(distribution: str) -> str:
 class PluginProblem:
     """The reason that a plugin, or one of its entries, cannot be used."""
 
-    state: str  # "disabled", "broken", "incompatible" or "clash"
+    state: str  # "disabled", "broken", "incompatible" or "clash"; "doubtful" does not prevent the use
     what: str
     facts: tuple[str, ...] = ()
     hint: str | None = None
@@ -89,6 +89,7 @@ class Plugin:
     loaded: Any = None
     hooks: dict[str, pluggy.HookImpl] = field(default_factory=dict, compare=False)
     problems: list[PluginProblem] = field(default_factory=list)
+    doubts: list[PluginProblem] = field(default_factory=list)  # it is in use nonetheless
     # whether an installed distribution of this project provides the plugin: it owns the names it claims
     first_party: bool = field(init=False)
 
@@ -190,6 +191,7 @@ def find() -> list[Plugin]:
 
     plugins: dict[tuple[str, str], Plugin] = {}
     first: dict[str, Distribution] = {}  # of a name on sys.path, which Python imports from
+    versions: dict[str, set[str]] = {}  # in the folders of metadata next to the first one
     for distribution in distributions():
         text = _text(distribution, "entry_points.txt")
         if not text or f"[{GROUP}]" not in text:
@@ -201,8 +203,12 @@ def find() -> list[Plugin]:
         # the second do not apply.
         if owner is not distribution and owner.locate_file("") != distribution.locate_file(""):
             continue
+        versions.setdefault(normalized(name), set()).add(headers["Version"][0])
         for plugin in _entries(headers, text):
             plugins.setdefault((plugin.name, normalized(name)), plugin)
+    for (_, name), plugin in plugins.items():
+        if len(versions[name]) > 1:
+            plugin.doubts.append(_described_twice(plugin, sorted(versions[name]), first[name]))
     return [plugins[key] for key in sorted(plugins)]
 
 
@@ -247,7 +253,36 @@ def _entries(headers: dict[str, list[str]], text: str) -> Iterator[Plugin]:
                         f"report it to the authors of {name}; {plugin.disable_hint()}",
                     )
                 )
+            if doubt := _invalid_version(plugin):
+                plugin.doubts.append(doubt)
             yield plugin
+
+
+def _invalid_version(plugin: Plugin) -> PluginProblem | None:
+    if re.fullmatch(r"\d+(\.\d+)*", plugin.version):
+        return None  # avoids the import of packaging (25 ms)
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        Version(plugin.version)
+    except InvalidVersion:
+        return PluginProblem(
+            "doubtful",
+            f"the version '{plugin.version}' of {plugin.distribution} is not valid",
+            ("expected: a version of PEP 440, such as 1.0",),
+            f"report it to the authors of {plugin.distribution}; {plugin.disable_hint()}",
+        )
+    return None
+
+
+def _described_twice(plugin: Plugin, versions: Sequence[str], distribution: Distribution) -> PluginProblem:
+    """Return the doubt about two folders of metadata next to each other, as after an upgrade that failed."""
+    return PluginProblem(
+        "doubtful",
+        f"{len(versions)} folders of metadata describe {plugin.distribution}",
+        (f"versions {', '.join(versions)} in {distribution.locate_file('')}",),
+        f"pip uninstall {plugin.distribution}, until pip finds none, and install it again",
+    )
 
 
 def incompatibility(plugin: Plugin, core: str) -> PluginProblem | None:

@@ -347,9 +347,7 @@ class FunctionEmitter:
         if row is None and self.table.falls_back(node):
             row = FALLBACK
         if row is None:
-            raise UnsupportedError(
-                f"backend '{self.table.name}' does not lower '{node.op.name}'", facts=[str(node.origin)]
-            )
+            raise self._unsupported(node)
         operands = [None if v is None else self.expression(v, node) for v in node.operands]
         results = [self.names.fresh(v.name) for v in node.results]
         call = Call(node, operands, results, self)
@@ -377,6 +375,15 @@ class FunctionEmitter:
         for value, name in zip(node.results, results, strict=True):
             self.text[value] = name
         self._ownership(node, row)
+
+    def _unsupported(self, node: Node) -> UnsupportedError:
+        """Return the error of a node without a row; a correction may need one of the operation that it corrects."""
+        name, facts = node.op.name, [str(node.origin)] if node.origin else []
+        remedy = f"add table.row('{name}', ...), or pass host= to Lowerings, which runs its reference"
+        if self.corrections and (correction := self.corrections[-1].correction):
+            facts.append(f"used by the correction '{correction.__name__}' of {correction.__module__}")
+            remedy += "; or leave the correction out"
+        return UnsupportedError(f"backend '{self.table.name}' does not lower '{name}'", facts=facts, hint=remedy)
 
     def _corrected(self, row: LoweringRule, correction: Callable[..., Any], node: Node) -> str:
         """Emit the function of a correction, for the operands that are not numbers, and return its call."""

@@ -51,8 +51,13 @@ plugins.add_command(verify)
 
 
 def faults(entries: Iterable[Plugin]) -> list[str]:
-    """Return the errors of plugins that are not, or not entirely, in use; the user disabled some on purpose."""
-    problems = [problem for plugin in entries for problem in plugin.problems if problem.state != "disabled"]
+    """Return the errors of plugins that are not, or not entirely, in use, and the doubts about others.
+
+    The user disabled some on purpose.
+    """
+    problems = [
+        problem for plugin in entries for problem in [*plugin.problems, *plugin.doubts] if problem.state != "disabled"
+    ]
     return list(dict.fromkeys(str(problem.error()) for problem in problems))
 
 
@@ -88,7 +93,8 @@ def _plugin_data(plugin: Plugin, provides: dict[str, list[str]]) -> dict[str, An
         "provides": provides,
         "verified": summary_of(plugin.distribution),
         "problems": [
-            {"state": p.state, "what": p.what, "facts": list(p.facts), "hint": p.hint} for p in plugin.problems
+            {"state": p.state, "what": p.what, "facts": list(p.facts), "hint": p.hint}
+            for p in [*plugin.problems, *plugin.doubts]
         ],
     }
 

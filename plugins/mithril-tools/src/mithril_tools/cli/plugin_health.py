@@ -74,7 +74,9 @@ def main(name: str, distribution: str) -> None:
         except ImportError:
             continue  # a framework that is not installed; `mithril doctor` reports it
     changes += [f"when used: {line}" for line in differences(before, state())]
-    problems = [str(problem.error()) for problem in plugin.problems]
+    private = plugins.private_imports(plugin)
+    found = [*plugin.problems, *plugin.doubts, *([private] if private else [])]
+    problems = [str(problem.error()) for problem in found]
     report = {"import": f"{seconds * 1e3:.0f} ms", "changes": changes, "problems": problems}
     report_to.write("\n" + json.dumps(report))
     report_to.flush()
