@@ -484,7 +484,7 @@ def test_folder_that_is_twice_on_the_path_describes_a_plugin_once(site, installe
 @pytest.mark.parametrize(
     ("code", "names"),
     [
-        ("import mithril.graph, mithril\nfrom mithril.graph import Graph\nfrom mithril import __version__", []),
+        ("import mithril.graph, mithril\nfrom mithril.system import files\nfrom mithril import __version__", []),
         ("from . import _mine\nfrom mithril_tools import _x\nimport numpy.core._x", []),
         ("import mithril.plugins.loader as loader", ["1: mithril.plugins.loader"]),
         ("def run():\n    from mithril.plugins import loader", ["2: mithril.plugins.loader"]),

@@ -430,8 +430,8 @@ class Plugins(Answers, HookCalls):
         """Return the doubt about a plugin that imports private modules or names of mithril."""
 
         def search() -> PluginProblem | None:
-            others = {package for package, owner in self.packages().items() if owner is plugin}
-            return private_imports(plugin, sorted({plugin.module.partition(".")[0], *others}))
+            packages = {package for package, owner in self.packages().items() if owner is plugin}
+            return private_imports(plugin, sorted({plugin.module.partition(".")[0], *packages}))
 
         return self.once(f"private imports of {plugin.name} of {plugin.origin}", search)
 

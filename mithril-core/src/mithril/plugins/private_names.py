@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -61,5 +62,9 @@ def _names(file: Path) -> Iterator[tuple[int, str]]:
 
 def _is_private(module: str, name: str) -> bool:
     root, *parts = module.split(".")
-    is_module = len(parts) > 1 or (bool(parts) and CORE.joinpath(*parts, f"{name}.py").is_file())
-    return root == "mithril" and (is_module or any(re.match("_(?!_)", part) for part in (*parts, name)))
+    if root != "mithril":
+        return False
+    if len(parts) > 1 or any(re.match("_(?!_)", part) for part in (*parts, name)):
+        return True
+    # A package exports some of its modules, such as mithril.system.files.
+    return CORE.joinpath(*parts, f"{name}.py").is_file() and name not in import_module(module).__all__

@@ -75,9 +75,9 @@ def main(name: str, distribution: str) -> None:
             continue  # a framework that is not installed; `mithril doctor` reports it
     changes += [f"when used: {line}" for line in differences(before, state())]
     private = plugins.private_imports(plugin)
-    found = [*plugin.problems, *plugin.doubts, *([private] if private else [])]
-    problems = [str(problem.error()) for problem in found]
-    report = {"import": f"{seconds * 1e3:.0f} ms", "changes": changes, "problems": problems}
+    problems = [*plugin.problems, *plugin.doubts, *([private] if private else [])]
+    texts = [str(problem.error()) for problem in problems]
+    report = {"import": f"{seconds * 1e3:.0f} ms", "changes": changes, "problems": texts}
     report_to.write("\n" + json.dumps(report))
     report_to.flush()
     os._exit(0)  # without the plugin's exit handlers and threads
