@@ -15,7 +15,7 @@ from mithril.graph.decomposition import decompose
 from mithril.graph.errors import InputError, MemoryLimitError, OptionError
 from mithril.graph.evaluation import evaluate
 from mithril.graph.registry import operation as op
-from mithril.models import Linear, Model, Relu
+from mithril.models import Conv2d, Linear, Model, Relu
 
 rng = np.random.default_rng(0)
 
@@ -322,3 +322,16 @@ def test_few_rows_read_weights_of_16_bits_unchanged(precision):
     native = [step.name for step in compiled.programs[-1].executable.steps if step.native]
     assert native.count("mul_mat") == 2
     assert native.count("add") == 2
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_convolutions_of_16_bits_add_in_float32_without_the_reference(precision):
+    model = Model(Conv2d(4, kernel_size=3, padding=1))
+    compiled = ml.compile(model, "ggml", shapes={"input": [2, 3, 8, 8]}, precision=precision)
+    params = compiled.randomize_params(seed=0)
+    x = compiled.backend.array(rng.normal(size=(2, 3, 8, 8)), dtype=precision)
+    reference = ml.compile(model, "numpy", shapes={"input": [2, 3, 8, 8]}, precision=precision)
+    np.testing.assert_array_equal(
+        compiled.evaluate(params, {"input": x})["output"], reference.evaluate(params, {"input": x})["output"]
+    )
+    assert "computed by NumPy as declared" not in str(compiled.decisions)

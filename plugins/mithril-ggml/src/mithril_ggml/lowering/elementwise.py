@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mithril import ops
-from mithril.graph import Node, Registry, float32, int32, operation_names, operations
+from mithril.graph import DType, Node, Registry, float32, int32, operation_names, operations
 from mithril_ggml.library.library import ggml
 from mithril_ggml.lowering.table import Array, dtype_of, is_half, is_integer, is_single, reference_function, row
 from mithril_ggml.program.program_builder import DIMS, ProgramBuilder
@@ -238,6 +238,13 @@ def _cast(draft: ProgramBuilder, node: Node, x: Tensor) -> Tensor:
 
 def assign(x: Array, out: Array) -> None:
     out[...] = x
+
+
+def cast(draft: ProgramBuilder, x: Tensor, dtype: DType) -> Tensor:
+    """Convert a tensor to another float."""
+    out = draft.new(x.shape, dtype)
+    draft.numpy("cast", assign, [x], [out])
+    return out
 
 
 def _is_not_zero(x: Array, out: Array) -> None:

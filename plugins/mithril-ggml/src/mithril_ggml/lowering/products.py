@@ -9,12 +9,12 @@ import numpy as np
 
 from mithril import ops
 from mithril.backend import cached_attention, expert_matmul, expert_weight_grad
-from mithril.graph import Node
+from mithril.graph import Node, float32
 from mithril_ggml.library.library import ggml
-from mithril_ggml.lowering.elementwise import EPILOGUES, activated, assign
+from mithril_ggml.lowering.elementwise import EPILOGUES, activated, cast
 from mithril_ggml.lowering.norms import combined
 from mithril_ggml.lowering.table import Array, dtype_of, is_filled, is_half, is_single, reference_function, row
-from mithril_ggml.program.program_builder import ProgramBuilder
+from mithril_ggml.program.program_builder import ProgramBuilder, static
 from mithril_ggml.program.strided_tensor import Tensor
 
 FEW = 16  # rows up to which ggml's dot products beat a BLAS that packs its operands first
@@ -67,10 +67,8 @@ def _matmul(draft: ProgramBuilder, node: Node, a: Tensor, b: Tensor) -> Tensor:
 
 def _half_rows(draft: ProgramBuilder, node: Node, x: Tensor, w: Tensor) -> Tensor:
     """Multiply few rows by 16-bit weights, which ggml reads unchanged: NumPy would convert all of them to float32."""
-    single, out = draft.new(x.shape), draft.like(node.result)
-    draft.numpy("cast", assign, [x], [single])
-    draft.numpy("cast", assign, [by_rows_of(draft, single, w, draft.new(out.shape))], [out])
-    return out
+    out = by_rows_of(draft, cast(draft, x, float32), w, draft.new(static(node.result)))
+    return cast(draft, out, node.result.dtype)
 
 
 def multiply(draft: ProgramBuilder, a: Tensor, b: Tensor, out: Tensor) -> None:
