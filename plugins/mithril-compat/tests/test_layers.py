@@ -180,10 +180,28 @@ def test_sequences_of_different_lengths():
         np.testing.assert_allclose(outputs[f"output{k}"], expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["Activation", "CustomPrimitiveModel", "PrimitiveModel"])
+@pytest.mark.parametrize("name", ["CustomPrimitiveModel", "PrimitiveModel"])
 def test_names_that_are_not_offered_say_so(name):
     with pytest.raises(AttributeError, match=f"'{name}' of the predecessor is not offered; declare an operation"):
         getattr(models, name)
+
+
+@pytest.mark.parametrize("key", ["relu", "sigmoid", "softplus", "tanh"])
+def test_an_activation_is_the_layer_of_its_formula_key(key):
+    x = np.array([[-2.0, 0.5, 3.0]], np.float32)
+    layers = models.Activation(key), getattr(models, key.capitalize())()
+    options = {"data_keys": {"input"}, "shapes": {"input": [1, 3]}, "inference": True}
+    first, second = (
+        ml.compile(layer, ml.NumpyBackend(), **options).evaluate({}, {"input": x})["output"] for layer in layers
+    )
+    np.testing.assert_array_equal(first, second)
+
+
+def test_an_unknown_formula_key_is_an_error():
+    message = "Activation has no formula key 'swish'\n  accepted: relu, sigmoid, softplus, tanh, silu, sin, cos"
+    with pytest.raises(today.MithrilError) as error:
+        ml.compile(models.Activation("swish"), ml.NumpyBackend(), data_keys={"input"}, shapes={"input": [3]})
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("constructor", ["Unique()", "TensorToList()"])

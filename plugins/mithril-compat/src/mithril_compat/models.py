@@ -36,7 +36,7 @@ __all__ = [
     "functional",
 ]
 __all__ += list(LAYERS)
-_OPERATORS = ("Activation", "CustomPrimitiveModel", "PrimitiveModel")
+_OPERATORS = ("CustomPrimitiveModel", "PrimitiveModel")
 
 
 def __getattr__(name: str) -> Any:

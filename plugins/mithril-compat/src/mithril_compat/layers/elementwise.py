@@ -133,6 +133,23 @@ def Power(robust: bool = False, base: Any = TBD, exponent: Any = TBD, threshold:
     return robust_power(base, exponent, threshold) if robust else base**exponent
 
 
+ACTIVATIONS = {
+    "relu": ops.relu, "sigmoid": ops.sigmoid, "softplus": ops.softplus, "tanh": ops.tanh, "silu": ops.silu,
+    "sin": ops.sin, "cos": ops.cos,
+}  # fmt: skip
+
+
+@block(options="formula_key")
+def Activation(formula_key: Any = TBD, input: Any = TBD) -> Any:
+    if formula_key not in ACTIVATIONS:
+        raise ModelError(
+            f"Activation has no formula key '{formula_key}'",
+            facts=[f"accepted: {', '.join(ACTIVATIONS)}"],
+            hint="declare an operation of your own: docs/writing-plugins.md",
+        )
+    return ACTIVATIONS[formula_key](input)
+
+
 @block()
 def LeakyRelu(slope: Any = 0.01, input: Any = TBD) -> Any:
     return (
@@ -247,7 +264,10 @@ def ToTensor(input: Any = TBD, dtype: Any = None, *, program: Any = None) -> Any
 
 @block()
 def TensorToList(input: Any = TBD) -> Any:
-    raise ModelError("TensorToList turns elements into Python numbers, which a compiled program does not have")
+    raise ModelError(
+        "TensorToList turns elements into Python numbers, which a compiled program does not have",
+        hint="declare the tensor as an output, and call .tolist() on the result",
+    )
 
 
 def _dtype(kind: Any) -> Any:
