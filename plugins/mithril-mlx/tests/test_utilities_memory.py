@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 
 import numpy as np
 import pytest
@@ -188,3 +189,15 @@ def test_copies_are_exact_and_arrays_for_others():
     np.testing.assert_array_equal(bits, special.view(np.uint32))
     np.testing.assert_array_equal(np.asarray(lease), special)
     assert mx.array_equal(mx.array(lease), lease.array, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"])
+def test_tensors_are_operands(name):
+    function, x = getattr(operator, name), np.arange(1, 5, dtype=np.float32).reshape(2, 2)
+    tensor = MlxMemoryOptimizer().get_or_create_tensor([2, 2])
+    tensor.fill(x)
+    pairs = [(tensor, mx.array(x + 1), x, x + 1), (mx.array(x + 1), tensor, x + 1, x), (tensor, tensor, x, x)]
+    if name == "matmul":  # mx.array raises TypeError before Python asks the right operand
+        del pairs[1]
+    for left, right, a, b in pairs:
+        np.testing.assert_allclose(np.asarray(function(left, right)), function(a, b), rtol=1e-6)

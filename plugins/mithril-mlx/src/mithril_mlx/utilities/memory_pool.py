@@ -7,6 +7,7 @@ an array much later; ``array`` is therefore a copy, created before the buffer is
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -86,6 +87,24 @@ class StagedTensor:
             source = source.astype(as_dtype("bfloat16").numpy).view(np.uint16)
         memory[...] = source
         return self.array
+
+
+def _operate(name: str) -> None:
+    """Let tensors be operands of an operator of Python; on the right of ``@`` MLX takes its arrays only."""
+    function = getattr(operator, name)
+
+    def left(self: StagedTensor, other: Any) -> Any:
+        return function(self.array, other.array if isinstance(other, StagedTensor) else other)
+
+    def right(self: StagedTensor, other: Any) -> Any:
+        return function(other, self.array)
+
+    setattr(StagedTensor, f"__{name}__", left)
+    setattr(StagedTensor, f"__r{name}__", right)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+    _operate(_name)
 
 
 def _copied(array: mx.array) -> mx.array:
