@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import mithril as ml
+from mithril import ops
+from mithril.graph import Builder
 from mithril.graph.errors import OptionError, StrictError
 from mithril.models import Gelu, If, LayerNorm, Linear, Model, Relu
 
@@ -40,6 +42,16 @@ def test_compiled_programs_give_the_same_for_every_batch():
     for n in (2, 3, 17):
         np.testing.assert_allclose(run(jitted, random(n, 8)), run(eager, random(n, 8)), rtol=1e-5, atol=1e-6)
     assert len(jitted.programs) == 1
+
+
+def test_compiled_programs_select_keys():
+    """A training step selects the next key where its gradients are finite."""
+    with Builder() as b:
+        x, key = b.input("x", (2,)), b.input("key", (2,), "uint32")
+        graph = b.build({"y": ops.where(ops.sum(x) > 0.0, ops.fold_in(key, 3), key)})
+    inputs = {"x": np.ones(2, np.float32), "key": np.array([7, 2**32 - 1], np.uint32)}
+    eager, jitted = (ml.compile(graph, "torch", jit=jit).evaluate({}, inputs)["y"] for jit in (False, True))
+    assert jitted.tolist() == eager.tolist()
 
 
 def test_gradients_of_compiled_programs():

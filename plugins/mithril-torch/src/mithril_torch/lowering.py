@@ -125,6 +125,13 @@ for _name, _function, _narrow in (
 table.row("abs", "{x}.clone()", when=is_uint32)
 
 
+@table.function("where", when=is_uint32)
+def _where_uint32(call: Call) -> str:
+    """Select among int64: torch.compile promotes the condition with uint32, for which it has no rule (2.13)."""
+    a, b = (f"{call.array(name)}.to(torch.int64)" for name in ("a", "b"))
+    return f"torch.where({call.array('condition')}, {a}, {b}).to(torch.uint32)"
+
+
 @table.function("shift_left", "shift_right", "floordiv", "mod", "pow", when=is_uint32)
 def _uint32_helper(call: Call) -> str:
     name = call.node.op.name
