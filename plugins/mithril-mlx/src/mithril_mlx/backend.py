@@ -156,7 +156,7 @@ class MlxBackend(SourceBackend):
 
     def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
         def zeros(kind: TensorType, sizes: Mapping[str, int]) -> mx.array:
-            return self.zeros([substitute(d, sizes) for d in kind.shape], kind.dtype)
+            return self.zeros([int(substitute(d, sizes)) for d in kind.shape], kind.dtype)
 
         peak = memory.of_calls(executable, sizes, zeros)
         return None if peak is None else (peak, "calls")

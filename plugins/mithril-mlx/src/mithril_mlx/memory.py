@@ -32,7 +32,8 @@ def of_calls(
     """Return the highest peak of a few calls with zeros; None if the program is not one of MLX, or may not fit."""
     if not isinstance(executable, SourceExecutable) or not _fits(executable.graph, sizes):
         return None
-    params, inputs = {}, {}
+    params: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     for i in executable.graph.arguments:
         (params if i.role == "param" else inputs)[i.name] = zeros(i.type, sizes)
     mx.eval(params, inputs)
