@@ -27,6 +27,7 @@ from mithril.models import (
     LSTM,
     BatchNorm2d,
     Conv2d,
+    ConvTranspose2d,
     Dropout,
     Embedding,
     Flatten,
@@ -233,6 +234,7 @@ def images(size):
     count = {"small": 4, "medium": 16}[size]
     h = Relu()(BatchNorm2d(count, name="n1")(Conv2d(3, count, kernel_size=3, padding=1, name="c1")(IOKey("x"))))
     h = h + Relu()(BatchNorm2d(count, name="n2")(Conv2d(count, count, kernel_size=3, padding=1, name="c2")(h)))
+    h = h + ConvTranspose2d(count, kernel_size=2, stride=2, name="up")(MaxPool2d(2)(h))
     hidden = Dropout(0.3)(Relu()(Linear(2 * count, name="hidden")(Flatten()(MaxPool2d(2)(h)))))
     numbers = np.random.default_rng(3)
     batch = {"x": numbers.standard_normal((8, 3, 8, 8), np.float32), "target": numbers.integers(0, 4, 8)}

@@ -88,6 +88,8 @@ def test_cases_in_processes(count, tmp_path):
     if trains and importlib.util.find_spec("mithril_hub") is not None and count == 2:
         names += ("expert_cases.experts_of_a_checkpoint",)
     names += tuple(f"own_gradient_cases.{name}" for name in OWN_GRADIENTS if trains and count == 2)
+    if trains and importlib.util.find_spec("mithril_lora") is not None and count == 4:
+        names += ("models_on_processes.one_of_them",)
     errors = run_cases("mesh_cases", names, count, tmp_path)
     assert not any(errors.values()), "\n".join(f"-- {name} --\n{error}" for name, error in errors.items() if error)
 
@@ -106,6 +108,14 @@ def test_every_schedule_takes_batches_of_any_size(tmp_path):
     pytest.importorskip("mithril_train")
     name = "pipeline_cases.batches_that_chunks_cannot_divide_in_every_schedule"
     error = run_cases("mesh_cases", [name], 2, tmp_path)[name]
+    assert not error, error
+
+
+@pytest.mark.soak
+def test_models_in_every_way_equal_one_process(tmp_path):
+    pytest.importorskip("mithril_lora")
+    name = "models_on_processes.all_of_them"
+    error = run_cases("mesh_cases", [name], 4, tmp_path, seconds=900)[name]
     assert not error, error
 
 

@@ -591,14 +591,14 @@ def conv_gradient(g, x, w, stride, padding, dilation, groups, mask):
 @needs(conv_gradient)
 def conv_input_grad(g, w, shape, stride, padding, dilation, groups):
     """Return the cotangent of a convolution's image."""
-    x = torch.empty(shape, dtype=g.dtype, device=g.device)  # not read
+    x = g.new_empty(shape)  # not read
     return conv_gradient(g, x, w, stride, padding, dilation, groups, (True, False))
 
 
 @needs(conv_gradient)
 def conv_weight_grad(x, g, shape, stride, padding, dilation, groups):
     """Return the cotangent of a convolution's kernel."""
-    w = torch.empty(shape, dtype=g.dtype, device=g.device)  # not read
+    w = g.new_empty(shape)  # not read
     return conv_gradient(g, x, w, stride, padding, dilation, groups, (False, True))
 
 
