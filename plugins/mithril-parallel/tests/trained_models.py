@@ -211,7 +211,7 @@ def combinations(ways: Mapping[str, Way]) -> list[tuple[str, str]]:
 
 
 def of_today(pairs: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Return the combination that is tested today; those of following days are far apart."""
+    """Return the combination that is tested today; days in sequence test different models."""
     return pairs[datetime.now(UTC).toordinal() * 31 % len(pairs)]
 
 

@@ -26,6 +26,7 @@ WAYS: dict[str, Way] = {
     "hsdp": ((2, 2), {"parallelism": "hsdp"}),
     "sequence": ((2, 2), {"parallelism": "sequence"}),
     "context": ((2, 2), {"parallelism": "context"}),
+    "expert": ((4,), {"parallelism": "expert"}),
     "pipeline": ((1, 1, 2), {}),
 }
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import mithril as ml
 from mithril import ops
 from mithril.backend import (
     Backend,
@@ -322,7 +323,7 @@ class JaxBackend(SourceBackend):
         # mithril-parallel owns the option, and divides graphs.
         if self.mesh is None or self.mesh.size == 1 or "parallelism" not in settings:
             return None
-        if settings["parallelism"] == "hsdp":
+        if settings["parallelism"] in ("hsdp", "expert"):
             return self._by_group(graph, options, self.mesh)
         if self.mesh.size > self.mesh.shape["data"] or settings["parallelism"] not in (None, "data"):
             return None
@@ -333,15 +334,20 @@ class JaxBackend(SourceBackend):
         return None if division is None else self._divided(graph, options, *division)
 
     def _by_group(self, graph: Graph, options: BuildOptions, mesh: Mesh) -> SourceExecutable | None:
-        """Build a program of hsdp, which each group of devices runs for its rows as a fully sharded one.
+        """Build a program of hsdp, which each group of devices runs for its rows as a fully sharded one, or of experts.
 
-        Left to XLA, gradients would be summed over all devices at once, and no group would exchange its parts alone.
+        Left to XLA, gradients would be summed over all devices at once, and no group would exchange its parts alone;
+        rows would travel to all devices instead of those of their experts.
         """
         if not all(i.type.is_static for i in graph.arguments):
             raise ExactSizesRequired("rows are divided over groups of devices for each size")
         if any(i.tags.get("bound") for i in graph.with_role("param")) or self._holds(options):
             return None
-        local = hybrid.partitioned(mesh, graph, options.settings)
+        if options.settings["parallelism"] == "hsdp":
+            local = hybrid.partitioned(mesh, graph, options.settings)
+        else:
+            shardings = mesh_execution.ArgumentShardings(mesh, graph, options.settings, Decisions())
+            local = ml.partition_graph(graph, dict(mesh.shape), shardings.padded_specs(graph), exchanges_rows=True)
         return self._divided(graph, options, local, frozenset())
 
     def _divided(self, graph: Graph, options: BuildOptions, local: Any, sums: frozenset[str]) -> SourceExecutable:

@@ -330,7 +330,12 @@ def expert_matmul(x, w, experts):
         picked = rows.at[numbers.at[block[0]].get(mode="fill", fill_value=len(rows))].get(mode="fill", fill_value=0)
         return multiply_rows(picked, w[block[1]])
 
-    products = lax.map(multiply, (blocks, owners)).reshape(-1, w.shape[2])
+    def multiply_used(block):
+        return lax.cond(
+            block[0][0] < len(numbers), multiply, lambda _: jnp.zeros((len(block[0]), w.shape[2]), x.dtype), block
+        )
+
+    products = lax.map(multiply_used, (blocks, owners)).reshape(-1, w.shape[2])
     return products.at[places].get(mode="fill", fill_value=0).reshape(y.shape)
 
 
@@ -344,9 +349,13 @@ def expert_weight_grad(x, g, experts, count):
     blocks, owners, _ = blocks_of_experts(experts, count)
     rows, cotangents = (z.reshape(-1, z.shape[-1]) for z in (x, g))
 
-    def add(y, block):
+    def multiply(block):
         a, b = (z.at[block[0]].get(mode="fill", fill_value=0) for z in (rows, cotangents))
-        return y.at[block[1]].add(jnp.matmul(a.T, b, preferred_element_type=y.dtype)), None
+        return jnp.matmul(a.T, b, preferred_element_type=accumulator)
+
+    def add(y, block):
+        product = lax.cond(block[0][0] < len(rows), multiply, lambda _: jnp.zeros(y.shape[1:], y.dtype), block)
+        return y.at[block[1]].add(product), None
 
     return lax.scan(add, y, (blocks, owners))[0].astype(x.dtype)
 

@@ -84,8 +84,8 @@ def mithril_ops() -> Sequence[OpsSpec]:
 @hookimpl
 def mithril_lowerings(backend: str) -> Sequence[Lowering]:
     """Return the constraint for XLA, which partitions most programs by itself, and collectives for the others."""
-    names = ("constrain", "all_reduce", "all_gather", "reduce_scatter", "all_to_all") if backend == "jax" else ()
-    return [Lowering(f"mesh.{name}", f"mithril_parallel.sharding.xla:{name}") for name in names]
+    names = ("constrain", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "to_experts", "from_experts")
+    return [Lowering(f"mesh.{name}", f"mithril_parallel.sharding.xla:{name}") for name in names if backend == "jax"]
 
 
 @hookimpl
@@ -95,6 +95,7 @@ def mithril_exports() -> Sequence[Export]:
         Export("staged", "mithril_parallel.sharding.pipeline_schedule:staged"),
         Export("plan", "mithril_parallel.planning.plan:plan"),
         Export("constrain_placement", "mithril_parallel.sharding.constraints:constrained"),
+        Export("divided_experts", "mithril_parallel.placing.experts:divided_experts"),
         Export("expert_parameters", "mithril_parallel.placing.experts:expert_parameters"),
         Export("export_checkpoint", "mithril_parallel.sharding.interchange:export_checkpoint"),
         Export("import_checkpoint", "mithril_parallel.sharding.interchange:import_checkpoint"),

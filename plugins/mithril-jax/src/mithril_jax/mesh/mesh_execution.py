@@ -27,7 +27,7 @@ from mithril_jax import process_config
 from mithril_jax.mesh import own_sums
 
 AXES = ("data", "model", "pipeline")
-KINDS = (None, "data", "fsdp", "hsdp", "model", "sequence", "context", "pipeline")  # values of parallelism
+KINDS = (None, "data", "fsdp", "hsdp", "expert", "model", "sequence", "context", "pipeline")  # values of parallelism
 SECOND = {
     "model": "model",
     "sequence": "second",
@@ -245,6 +245,12 @@ class ArgumentShardings:
                 facts=[f"device_mesh={tuple(mesh.shape.values())}"],
                 hint=f"use device_mesh=(1, {mesh.devices.size})",
             )
+        if self.parallelism == "expert" and mesh.devices.size > mesh.shape["data"]:
+            raise OptionError(
+                "parallelism='expert' requires a mesh of one axis on JAX",
+                facts=[f"device_mesh={tuple(mesh.shape.values())}; experts are divided over the devices of the batch"],
+                hint=f"use device_mesh=({mesh.devices.size},), or ml.TorchBackend",
+            )
         if self.parallelism == "context" and self.splits:
             raise OptionError(
                 "tensor_split_dims conflicts with parallelism='context'",
@@ -255,6 +261,7 @@ class ArgumentShardings:
         # With hsdp the devices along the second axis are a fully sharded mesh, and the first one has copies of it.
         self.group = group_shardings(mesh, graph, settings) if self.parallelism == "hsdp" else None
         self.rows = ("data", "model") if self.group is not None else "data"
+        self.experts = self._expert_splits(graph)
         self.pairs = self._pairs(graph)
         self.stored_pairs = self._stored_pairs(graph)
         self.specs = {i.name: self._spec(i) for i in graph.arguments}
@@ -285,6 +292,8 @@ class ArgumentShardings:
         if i.name in self.sums:
             return PartitionSpec("data")
         if i.role == "param":
+            if i.name in self.experts:
+                return PartitionSpec(*self.experts[i.name])
             if self.group is not None:
                 return PartitionSpec(*("model" if axis == "data" else axis for axis in self.group.specs[i.name]))
             spec = self._weight_spec(i)
@@ -311,6 +320,14 @@ class ArgumentShardings:
             self._record_replicated(i.name, axis, size, over)
             return None
         return over
+
+    def _expert_splits(self, graph: Graph) -> Mapping[str, Any]:
+        """Return the splits of the weights of experts and of their optimizer values."""
+        if self.parallelism != "expert" or not all(i.type.is_static for i in graph.arguments):
+            return {}
+        names = ml.divided_experts(graph, self.mesh.shape["data"], "devices")
+        splits, _ = ml.placement(graph, {"data": self.mesh.shape["data"]}, uneven=True, experts=names)
+        return {i.name: splits[i.name] for i in graph.with_role("param") if i.name in splits}
 
     def _pairs(self, graph: Graph) -> Mapping[str, Any] | None:
         """Return specs that split weights in pairs as in Megatron, by columns and then by rows.

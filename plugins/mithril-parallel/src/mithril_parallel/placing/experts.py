@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mithril import ops
-from mithril.graph import Graph, Node, Value, axes_of, decompose, is_product, is_unchanged
+from mithril.graph import Graph, Node, OptionError, Value, axes_of, decompose, is_product, is_unchanged
 from mithril_parallel.placing.rules import sizes
 
 
@@ -33,6 +33,24 @@ def expert_parameters(graph: Graph, parts: int) -> list[str]:
             if is_stacked and weight.ndim > 2 and factors[0] in axes.results[0]:
                 names[parameters[weight]] = None
     return list(names)
+
+
+def divided_experts(graph: Graph, parts: int, units: str) -> list[str]:
+    """Return the parameters that ``parts`` devices divide along their experts; ``units`` names devices in the error."""
+    names = expert_parameters(graph, parts)
+    if not names:
+        counts = sorted({int(graph.input(n).value.shape[0]) for n in expert_parameters(graph, 1)})
+        fact = "the weight of experts is [experts, in, out], for a product that is computed for each expert"
+        hint = "stack the weights of the experts in one parameter, or omit 'expert'"
+        if counts:
+            fact = f"it has weights of {', '.join(map(str, counts))} experts"
+            hint = f"use a mesh whose first number divides {counts[0]}, or omit 'expert'"
+        raise OptionError(
+            f"parallelism='expert': no weight holds a number of experts that {parts} {units} can divide",
+            facts=[fact],
+            hint=hint,
+        )
+    return names
 
 
 def expert_weights(node: Node) -> list[Value]:

@@ -7,7 +7,7 @@ The first weight of such a pair is identified by following its product through t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -55,6 +55,7 @@ def choose(
     chunked: bool = False,
     uneven: bool = False,
     classes: bool = False,
+    experts: Collection[str] = (),
 ) -> Strategy:
     """Choose splits for the inputs of a graph; ``splits`` (group, name or pattern -> axis) overrides the default.
 
@@ -63,6 +64,7 @@ def choose(
     the stages of a pipeline. With ``chunked`` the axis ``data`` counts chunks of the batch, not devices, and error
     messages say so. With ``uneven`` every device computes a batch whole that cannot be divided, such as the last one of
     an epoch. With ``classes`` the engine computes losses on parts of the classes, so that the last weight is split.
+    The parameters ``experts`` are split over ``data`` along their first axis.
     """
     strategy = Strategy(mesh)
     requests = dict(splits or {})
@@ -73,6 +75,7 @@ def choose(
         _apply_user_splits(graph, strategy, requests)
         if not _has_weight_requests(requests):
             _WeightPairs(graph, strategy, classes).run()
+    strategy.splits |= {n: (DATA, *replicated(graph.input(n).value.ndim - 1)) for n in experts}
     _split_slots(graph, strategy)
     if fsdp:
         _split_pairs_over_data(graph, strategy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from mithril.graph import Graph
 from mithril_parallel.mesh import DATA, Mesh, Split
@@ -21,14 +21,15 @@ def placement(
     fsdp: bool = False,
     uneven: bool = False,
     classes: bool = False,
+    experts: Collection[str] = (),
 ) -> tuple[dict[str, Split], dict[str, str]]:
     """Return the splits of the arguments, for engines that partition the graph themselves.
 
     The second result maps inputs that should be split, but cannot be, to the reason. With ``uneven`` a batch that
     cannot be divided is one of these; otherwise it is an error. With ``classes`` the engine computes losses on parts of
-    the classes.
+    the classes. The parameters ``experts`` are split over ``data`` along their first axis.
     """
-    strategy = choose(graph, Mesh(axes), splits, fsdp=fsdp, uneven=uneven, classes=classes)
+    strategy = choose(graph, Mesh(axes), splits, fsdp=fsdp, uneven=uneven, classes=classes, experts=experts)
     return strategy.splits, strategy.unsplit
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.graph import TensorType, int64, op, product
+from mithril.graph import TensorType, int32, op, product
 from mithril_parallel.mesh import Split
 
 WHOLE = "."
@@ -109,7 +109,7 @@ def _at_experts(types: Any, attributes: Any, regions: Any) -> Any:
     return (
         TensorType(x.dtype, (rows, x.shape[-1])),
         numbers,
-        TensorType(int64, (attributes["parts"] * attributes["count"],)),
+        TensorType(int32, (attributes["parts"] * attributes["count"],)),
     )
 
 

@@ -69,6 +69,9 @@ class LocalGraphBuilder(ABC):
         self.splits: dict[Value, Split] = {}
         self.pending: dict[Value, frozenset[str]] = {}
         self.resharded: dict[tuple[Value, Split], Value] = {}  # local values in other splits
+        self.routes: dict[Value, Any] = {}  # ways of rows to experts, by the numbers of their experts
+        self.routed: dict[Value, tuple[Value, Any]] = {}  # rows at their experts, and their route
+        self.arrivals: dict[tuple[Value, Any], Value] = {}
         self.node: Node | None = None
         self.requested_splits: dict[Value, Split] = {}
         self.accumulating: set[Value] = set()  # loop carries that the body only adds to

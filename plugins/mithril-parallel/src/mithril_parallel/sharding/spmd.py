@@ -36,6 +36,7 @@ from mithril_parallel.sharding.experts import shard_experts
 from mithril_parallel.sharding.local_graph import INDEX, DeviceGraph, LocalGraphBuilder, Part
 from mithril_parallel.sharding.local_rules import LocalRule, is_zero, local_rule
 from mithril_parallel.sharding.lookups import shard_lookup, shard_row_aligned
+from mithril_parallel.sharding.routed_products import come_back, shard_routed
 
 
 def with_equal_cotangents(graph: Graph, differing: Iterable[str], axis: str) -> Graph:
@@ -135,6 +136,8 @@ class SpmdPartitioner(LocalGraphBuilder):
 
     def _output_value(self, v: Value, requested: Split | None, unreduced: bool) -> Value:
         """Return an output in the requested split, or in its own."""
+        if v in self.routed:
+            come_back(self, v)
         if requested is not None:
             return self.reshard(v, requested)
         if unreduced:
@@ -187,6 +190,8 @@ class SpmdPartitioner(LocalGraphBuilder):
     def step(self, node: Node) -> None:
         self.node = node
         with self.builder.at(node.origin, node.tags):
+            if shard_routed(self, node):
+                return
             if node.op is scan_op:
                 shard_scan(self, node)
             elif node.op is if_op:

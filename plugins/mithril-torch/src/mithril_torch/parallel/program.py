@@ -284,19 +284,7 @@ def _experts(graph: Graph, sizes: Mapping[str, int], kinds: frozenset[str]) -> l
     """Return the parameters whose first axis, that of experts, is divided over the processes of the data axis."""
     if "expert" not in kinds:
         return []
-    names: list[str] = ml.expert_parameters(graph, sizes[DATA])
-    if not names:
-        counts = sorted({int(graph.input(n).value.shape[0]) for n in ml.expert_parameters(graph, 1)})
-        fact = "the weight of experts is [experts, in, out], for a product that is computed for each expert"
-        hint = "stack the weights of the experts in one parameter, or omit 'expert'"
-        if counts:
-            fact = f"it has weights of {', '.join(map(str, counts))} experts"
-            hint = f"use a mesh whose first number divides {counts[0]}, or omit 'expert'"
-        raise OptionError(
-            f"parallelism='expert': no weight holds a number of experts that {sizes[DATA]} processes can divide",
-            facts=[fact],
-            hint=hint,
-        )
+    names: list[str] = ml.divided_experts(graph, sizes[DATA], "processes")
     return names
 
 

@@ -46,7 +46,7 @@ def sent(x: torch.Tensor, experts: torch.Tensor, mesh: str, parts: int, count: i
     local = torch.nn.functional.pad(local, (0, capacity - local.shape[0]), value=count).to(experts.dtype)
     sizes = _by_process(outgoing, parts), _by_process(incoming, parts)
     rows = x.reshape(-1, x.shape[-1])[order.div(experts.shape[-1], rounding_mode="floor")]
-    return _Sent.apply(rows, *sizes, group, capacity), local, incoming
+    return _Sent.apply(rows, *sizes, group, capacity), local, incoming.to(torch.int32)
 
 
 def returned(y: torch.Tensor, experts: torch.Tensor, counts: torch.Tensor, mesh: str, parts: int, count: int) -> Any:
