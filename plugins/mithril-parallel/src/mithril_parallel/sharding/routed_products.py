@@ -110,7 +110,8 @@ def _route(local: LocalGraphBuilder, experts: Value, axis: str, count: int) -> R
         split = (*split[:-1], None)
         places = {"mesh": axis, "parts": parts, "count": count // parts}
         local.routes[experts] = Route(experts, axis, split, local.reshard(experts, split), places)
-    return local.routes[experts]
+    route: Route = local.routes[experts]
+    return route
 
 
 def _send(local: LocalGraphBuilder, v: Value, route: Route) -> Value | None:
@@ -120,8 +121,9 @@ def _send(local: LocalGraphBuilder, v: Value, route: Route) -> Value | None:
     lead, features = sizes(route.experts), v.shape[-1]
     single = (*lead[:-1], 1, features)
     producer = local.graph.producers.get(v)
-    if producer is not None and producer.op is ops.broadcast_to and producer.operands[0].shape == single:
-        v = producer.operands[0]
+    if producer is not None and producer.op is ops.broadcast_to:
+        repeated = producer.operands[0]
+        v = repeated if repeated is not None and repeated.shape == single else v
     if v.shape not in (single, (*lead, features)):
         return None
     if (v, route) not in local.arrivals:

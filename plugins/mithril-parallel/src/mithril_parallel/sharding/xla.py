@@ -62,8 +62,8 @@ def from_experts(y: Any, experts: Any, counts: Any, mesh: str, parts: int, count
     import jax.numpy as jnp
 
     order, outgoing = _by_expert(experts, parts * count)
-    sent, returned = (n.reshape(parts, count).sum(1) for n in (counts, outgoing))
-    rows = _exchanged(y, sent, returned, experts.size, mesh)
+    outward, back = (n.reshape(parts, count).sum(1) for n in (counts, outgoing))
+    rows = _exchanged(y, outward, back, experts.size, mesh)
     return jnp.zeros_like(rows).at[order].set(rows).reshape(*experts.shape, y.shape[-1])
 
 
