@@ -87,6 +87,8 @@ def extreme(x, axes, keepdims, largest, start):
 
 def position(x, axis, keepdims, largest):
     """Return the first index of the maximum or minimum; nan takes precedence."""
+    if not x.size:  # MLX refuses it, even if the axis has elements
+        return mx.zeros(mx.any(x, axis=axis, keepdims=keepdims).shape, mx.int32)
     z = x.astype(mx.uint8) if x.dtype == mx.bool_ else x
     if mx.issubdtype(z.dtype, mx.floating):
         bad = mx.isnan(z)

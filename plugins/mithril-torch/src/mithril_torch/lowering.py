@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
@@ -244,6 +245,21 @@ def _dot(call: Call) -> str:
 for _lower in linear_algebra.FUNCTIONS:
     table.function(_lower.__name__)(_lower)
 
+
+def _of_elements(transform: Callable[[Call], str]) -> Callable[[Call], str]:
+    """Return a lowering that calls no transform of tensors without elements, which MKL refuses."""
+
+    def lower(call: Call) -> str:
+        text, shape = transform(call), call.shape()
+        if all(isinstance(n, int) and n for n in call.type.shape):
+            return text
+        empty = f"torch.empty({shape}, dtype={call.dtype()})"
+        result = empty if len(call.results) == 1 else f"({empty}, {empty})"
+        return f"{text} if 0 not in {shape} else {result}"
+
+    return lower
+
+
 for _name, _transform in FourierCalls(
     module="torch.fft",
     complex_array="torch.complex({re}, {im})",
@@ -251,7 +267,7 @@ for _name, _transform in FourierCalls(
     cast="{x}.to({dtype})",
     upcast=helpers.single,
 ).functions():
-    table.function(_name)(_transform)
+    table.function(_name)(_of_elements(_transform))
 
 
 # -- shapes -------------------------------------------------------------------------------------------------------
