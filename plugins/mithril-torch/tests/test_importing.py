@@ -309,6 +309,16 @@ def test_open_lengths_of_recurrent_modules(kind):
             torch.testing.assert_close(result, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("bias", [True, False])
+def test_projections_of_lstm(bias):
+    torch.manual_seed(0)
+    module, x = nn.LSTM(5, 6, 2, bias=bias, bidirectional=True, proj_size=3), draw(4, 2, 5)
+    expected = torch.utils._pytree.tree_leaves(module(x))
+    for result, theirs in zip(compiled_and_run(ml.from_torch(module, x), [x]), expected, strict=True):
+        torch.testing.assert_close(result, theirs.detach(), rtol=1e-5, atol=1e-6)
+
+
 class Masked(nn.Module):
     """A transformer that makes its mask, which PyTorch compares with a causal one by its elements."""
 

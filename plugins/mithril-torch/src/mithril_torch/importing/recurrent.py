@@ -10,15 +10,17 @@ from mithril.graph import UnsupportedError
 from mithril_importing.arrays import as_value
 from mithril_torch.importing.table import row
 
-Step = Callable[[Any, tuple[Any, ...], Any, Any], tuple[Any, ...]]  # projected input, states, weight, bias -> states
+# Projected input, states, weight, bias, of an LSTM with proj_size the weight of the projection -> states.
+Step = Callable[..., tuple[Any, ...]]
 
 
-def _lstm(projected: Any, states: tuple[Any, ...], weight: Any, bias: Any) -> tuple[Any, ...]:
+def _lstm(projected: Any, states: tuple[Any, ...], weight: Any, bias: Any, projection: Any = None) -> tuple[Any, ...]:
     h, c = states
-    gates = ops.split(ops.add(projected, ops.linear(h, weight, bias)), sizes=(h.shape[-1],) * 4, axis=-1)
+    gates = ops.split(ops.add(projected, ops.linear(h, weight, bias)), sizes=(c.shape[-1],) * 4, axis=-1)
     i, f, o = (ops.sigmoid(gates[k]) for k in (0, 1, 3))
     c = ops.add(ops.mul(f, c), ops.mul(i, ops.tanh(gates[2])))
-    return ops.mul(o, ops.tanh(c)), c
+    h = ops.mul(o, ops.tanh(c))
+    return h if projection is None else ops.linear(h, projection), c
 
 
 def _gru(projected: Any, states: tuple[Any, ...], weight: Any, bias: Any) -> tuple[Any, ...]:
@@ -56,21 +58,21 @@ def _run(
     if len(x.shape) != 3:
         raise UnsupportedError("a recurrent operator requires a batch axis", hint="pass x[None], or x[:, None]")
     x = ops.transpose(as_value(x), perm=(1, 0, 2)) if batch_first else as_value(x)
-    directions, per_layer = 1 + bidirectional, 4 if has_biases else 2
-    if len(params) != layers * directions * per_layer:
-        raise UnsupportedError("recurrent layers with projections (proj_size) are not supported")
+    directions = 1 + bidirectional
+    per_layer = len(params) // (layers * directions)
     finals: list[list[Any]] = []
     for k in range(layers):
         outputs = []
         for direction in range(directions):
             place = k * directions + direction
             weights = [as_value(p) for p in params[place * per_layer : (place + 1) * per_layer]]
-            w_x, w_h, b_x, b_h = weights if has_biases else (*weights, None, None)
+            w_x, w_h, *biases = weights
+            b_x, b_h, *projection = biases if has_biases else (None, None, *biases)
             projected = ops.linear(x, w_x, b_x)
             carry = tuple(as_value(s)[place] for s in states)
 
-            def body(carry: Any, xs: Any, w: Any = w_h, b: Any = b_h) -> Any:
-                after = step(xs, carry, w, b)
+            def body(carry: Any, xs: Any, w: Any = w_h, b: Any = b_h, projection: Any = projection) -> Any:
+                after = step(xs, carry, w, b, *projection)
                 return after, after[0]
 
             last, ys = ops.scan(body, carry, projected, reverse=bool(direction))
