@@ -330,8 +330,6 @@ def test_convolutions_of_16_bits_add_in_float32_without_the_reference(precision)
     compiled = ml.compile(model, "ggml", shapes={"input": [2, 3, 8, 8]}, precision=precision)
     params = compiled.randomize_params(seed=0)
     x = compiled.backend.array(rng.normal(size=(2, 3, 8, 8)), dtype=precision)
-    reference = ml.compile(model, "numpy", shapes={"input": [2, 3, 8, 8]}, precision=precision)
-    np.testing.assert_array_equal(
-        compiled.evaluate(params, {"input": x})["output"], reference.evaluate(params, {"input": x})["output"]
-    )
+    expected = evaluate(compiled.graph, {**params, "input": x})["output"]
+    np.testing.assert_array_equal(compiled.evaluate(params, {"input": x})["output"], expected)
     assert "computed by NumPy as declared" not in str(compiled.decisions)

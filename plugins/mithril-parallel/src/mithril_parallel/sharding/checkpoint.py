@@ -439,7 +439,7 @@ def read_library(path: str | os.PathLike[str]) -> tuple[dict[str, PartedTensor],
 def read_commit(folder: Folder) -> dict[str, Any]:
     """Return the commit of a folder; raise if it is not a committed checkpoint."""
     if not folder.exists(COMMIT):
-        state = "a save that did not finish" if any(map(is_part, folder.names())) else "no parts"
+        state = "a save that did not finish" if any(map(PART.fullmatch, folder.names())) else "no parts"
         raise DamagedError(f"'{folder}' does not contain a complete checkpoint", facts=[f"it contains {state}"])
     with damaged(f"{folder}/{COMMIT}"):
         commit: dict[str, Any] = parsed(read_bytes(folder, COMMIT), "its content")
