@@ -44,6 +44,7 @@ def test_compiled_programs_give_the_same_for_every_batch():
     assert len(jitted.programs) == 1
 
 
+@pytest.mark.slow
 def test_compiled_programs_select_keys():
     """A training step selects the next key where its gradients are finite."""
     with Builder() as b:
