@@ -225,42 +225,26 @@ TEN: dict[str, tuple[Any, list[int]]] = {
 }
 
 
-# Deep networks, whose memory checkpoints lower.
-DEEP: dict[str, tuple[Any, list[int]]] = {
-    "deep perceptron": (lambda: network(*(p for _ in range(16) for p in (m.Linear(256), m.Gelu()))), [1024, 256]),
-    "deep convolutions": (
-        lambda: network(
-            *(p for _ in range(8) for p in (m.Conv2d(None, 16, 3, padding=1), m.BatchNorm2d(16), m.Relu()))
-        ),
-        [16, 16, 32, 32],
-    ),
-    "deep encoder": (lambda: network(*(m.TransformerEncoderLayer(64, 4, 256) for _ in range(6))), [8, 64, 64]),
-}
-
-
 def figures(backend: str) -> None:
-    """Compare the report with the measured bytes of a call: forward, with gradients, and with checkpoints."""
-    head = f"{'report':>10}{'measured':>10}{'':>7}"
-    print(f"\n{backend:<26}{'    '.join([head] * 3)}")
-    for name, (build, shape) in (TEN | DEEP).items():
+    """Compare the report with the measured bytes of a call, forward and with gradients."""
+    print(f"\n{backend:<26}{'report':>10}{'measured':>10}{'':>7}{'report':>14}{'measured':>10}")
+    for name, (build, shape) in TEN.items():
         tokens = name == "embedding"
-        options: dict[str, Any] = {"types": {"input": "int32"}} if tokens else {}
+        options = {"types": {"input": "int32"}} if tokens else {}
+        compiled = ml.compile(build(), backend, shapes={"input": shape}, **options)
         x = np.zeros(shape, np.int32) if tokens else np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        inputs, params = {"input": compiled.backend.array(x)}, compiled.randomize_params(seed=0)
+        results = compiled.evaluate(params, inputs, training=False)
+        slopes = {n: compiled.backend.ones(v.shape) for n, v in results.items()}
         cells = []
-        for has_gradients, checkpoints in ((False, False), (True, False), (True, True)):
-            compiled = ml.compile(
-                build(), backend, shapes={"input": shape}, gradient_checkpointing=checkpoints, **options
-            )
-            inputs, params = {"input": compiled.backend.array(x)}, compiled.randomize_params(seed=0)
-            results = compiled.evaluate(params, inputs, training=False)
-            slopes = {n: compiled.backend.ones(v.shape) for n, v in results.items()} if has_gradients else None
-            executable = compiled.program_for(has_gradients).executable
+        for output_gradients in (None, slopes):
+            executable = compiled.program_for(output_gradients is not None).executable
 
-            def call(compiled: Any = compiled, params: Any = params, inputs: Any = inputs, slopes: Any = slopes) -> Any:
-                return compiled.evaluate(params, inputs, slopes, training=slopes is not None)
+            def call(output_gradients: Any = output_gradients) -> Any:
+                return compiled.evaluate(params, inputs, output_gradients, training=output_gradients is not None)
 
             call()
-            reported = compiled.memory_report(gradients=has_gradients).workspace
+            reported = compiled.memory_report(gradients=output_gradients is not None).workspace
             measured = compiled.backend.measured_memory(call, executable)
             cells.append(f"{reported / 1e6:>10.2f}{measured / 1e6:>10.2f}{reported / measured - 1:>+7.0%}")
         print(f"{name:<26}{'    '.join(cells)}")

@@ -22,8 +22,7 @@ from __future__ import annotations
 import numpy as np
 
 import mithril as ml
-from mithril.graph.attribute_types import Axis
-from mithril.graph.type_rules import broadcast, floating
+from mithril.graph import Axis, broadcast, floating
 from mithril.ops import cos, div, where
 
 

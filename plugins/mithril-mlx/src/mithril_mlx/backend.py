@@ -27,16 +27,14 @@ from mithril.graph import (
     DType,
     Graph,
     Node,
-    TensorType,
     UnsupportedError,
     cotangent_name,
     dtype as as_dtype,
     iterate,
     result_name,
-    substitute,
 )
 from mithril.ops import conv, conv_input_grad, conv_weight_grad, linear
-from mithril_mlx import memory, native_kernels  # noqa: F401  # adds its rows to the table
+from mithril_mlx import native_kernels  # noqa: F401  # adds its rows to the table
 from mithril_mlx.execution import reject_jit_options, runner
 from mithril_mlx.lowering import table
 from mithril_mlx.mlx_loader import BLAS, mx
@@ -79,8 +77,8 @@ class MlxBackend(SourceBackend):
             families=("gpu", "apple") if common.family == "gpu" else common.families,
             autodiff="native",
             threads=common.family == "cpu" and BLAS.threads() is not None,
-            memory="measured",
-            estimate_error=(-0.15, 0.30),  # calls of recurrent networks differ by 30 %
+            memory="holds",  # MLX starts all operations before the first has finished
+            estimate_error=(-0.50, 1.51),
             channels_last=frozenset({conv}),
             images="channels",
             prefers=on_cpu if common.family == "cpu" else {},
@@ -152,14 +150,12 @@ class MlxBackend(SourceBackend):
         return max(columns(node, sizes), super().workspace(node, sizes))
 
     def measured_memory(self, run: Callable[[], Any], executable: Any = None) -> int:
-        return memory.allocated(lambda: self.synchronize(run()))
-
-    def exact_memory(self, executable: Any, sizes: Mapping[str, int]) -> tuple[int, str] | None:
-        def zeros(kind: TensorType, sizes: Mapping[str, int]) -> mx.array:
-            return self.zeros([int(substitute(d, sizes)) for d in kind.shape], kind.dtype)
-
-        peak = memory.of_calls(executable, sizes, zeros)
-        return None if peak is None else (peak, "calls")
+        mx.synchronize()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        self.synchronize(run())
+        peak: int = mx.get_peak_memory() - before
+        return peak
 
     # -- arrays ------------------------------------------------------------------------------------------------------
     def native_dtype(self, dtype: DType) -> Any:

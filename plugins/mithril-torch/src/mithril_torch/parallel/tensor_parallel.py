@@ -18,19 +18,22 @@ from torch.distributed.tensor.experimental import implicit_replication, register
 
 import mithril as ml
 from mithril import ops
-from mithril.graph import Decisions, Graph, Node, UnsupportedError, Value, is_layout, operation
+from mithril.graph import Decisions, Graph, Node, UnsupportedError, Value, is_layout, operation, operation_names
 from mithril_torch.parallel.layout import MODEL
 
 DIVISIBLE = frozenset(
     {ops.dot, ops.linear, ops.matmul, ops.take}
 )  # operations with weights that DTensor computes on parts
+# Operations of whose kernels, or their gradients, DTensor cannot compute parts (PyTorch 2.13).
 WITHOUT_RULE = frozenset(
-    operation(name)
-    for name in (
-        *("avg_pool", "avg_pool_grad", "conv_input_grad", "conv_weight_grad", "ctc_loss", "ctc_loss_grad"),
-        *("hard_sigmoid", "hard_swish", "log_sigmoid", "scatter_nd", "sparse_matmul", "sparse_matmul_transposed"),
+    map(
+        operation,
+        operation_names(
+            *("avg_pool", "avg_pool_grad", "conv_input_grad", "conv_weight_grad", "ctc_loss", "ctc_loss_grad"),
+            *("hard_sigmoid", "hard_swish", "log_sigmoid", "scatter_nd", "sparse_matmul", "sparse_matmul_transposed"),
+        ),
     )
-)  # operations of whose kernels, or their gradients, DTensor cannot compute parts (PyTorch 2.13)
+)
 _replicating = ExitStack()  # open until the process ends
 
 

@@ -1,4 +1,4 @@
-"""The report has the peak of MLX's allocator, and gradient checkpointing lowers it and changes no gradient."""
+"""Gradient checkpointing lowers the peak of MLX, which evaluates lazily, and changes no gradient."""
 
 import mlx.core as mx
 import numpy as np
@@ -40,9 +40,3 @@ def test_the_peak_is_lower_and_gradients_are_equal(name):
     assert mx.set_memory_limit(limit) == limit, "the limit of the process changed"
     for n, g in gradients[0].items():
         np.testing.assert_array_equal(g, gradients[1][n])
-
-
-def test_a_program_that_is_too_large_for_the_machine_is_estimated_and_not_run(monkeypatch):
-    monkeypatch.setattr("mithril_mlx.memory.main_memory", lambda: 1 << 20)
-    report = ml.compile(Model(Linear(1024)), "mlx", shapes={"input": [256, 16]}).memory_report()
-    assert "an estimate, whose error was not measured" in str(report)
