@@ -25,6 +25,16 @@ def test_finds_a_good_rate_and_is_reproducible():
     assert len(result.study.trials) == 8
 
 
+def test_a_function_of_settings_instead_of_the_trial():
+    pytest.importorskip("optuna")
+    with pytest.raises(OptionError) as error:
+        search(lambda rate, width: trainer(), loader())
+    assert str(error.value) == (
+        "make(rate, width) cannot be called with one argument, the trial\n"
+        'hint: write def make(trial), which asks it for settings: trial.suggest_float("rate", 1e-4, 1e-1, log=True)'
+    )
+
+
 class Trial:
     """The part of a trial that the adapter uses."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from mithril.graph import InputError, OptionError, PluginError
@@ -43,6 +44,7 @@ def search(
     Optuna study.
     """
     optuna = _optuna()
+    _check_arguments(make)
     if trials < 1:
         raise OptionError(f"trials={trials} must be at least 1")
     direction = {"min": "minimize", "max": "maximize"}[better(mode, monitor)]
@@ -71,6 +73,18 @@ def search(
     if "trainer" not in best:
         raise InputError("no trial of this search was better than those before it", hint="raise trials=")
     return Found(dict(search.best_params), float(search.best_value), best["trainer"], search)
+
+
+def _check_arguments(make: Callable[[Any], Trainer]) -> None:
+    """Raise unless ``make`` can be called with a trial alone: Optuna would log a TypeError first."""
+    form = signature(make)
+    try:
+        form.bind(None)
+    except TypeError:
+        raise OptionError(
+            f"make{form} cannot be called with one argument, the trial",
+            hint='write def make(trial), which asks it for settings: trial.suggest_float("rate", 1e-4, 1e-1, log=True)',
+        ) from None
 
 
 class Pruning(Callback):
