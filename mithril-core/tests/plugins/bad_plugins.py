@@ -15,7 +15,6 @@ OUTCOMES = {
     "observer": "a decision: an observer failed",
     "warning": "a warning",
     "doubtful": "a decision: doubtful",
-    "strict": "an error under `strict=True` alone",
 }
 
 
@@ -84,18 +83,6 @@ BAD = (
         "the version 'newest!' of bad-kit is not valid: expected: a version of PEP 440, such as 1.0",
         SAME,
         version="newest!",
-    ),
-    Bad(
-        "imports a private module of mithril",
-        "strict",
-        r"imports private names of mithril.*: bad_kit_bad_kit_plugin.py:1: mithril.plugins.loader.normalized \(",
-        "from mithril.plugins.loader import normalized\n" + SAME,
-    ),
-    Bad(
-        "imports a name with an underscore of mithril",
-        "strict",
-        r"imports private names of mithril.*: bad_kit_bad_kit_plugin.py:1: mithril._MODULE_OF \(",
-        "from mithril import _MODULE_OF\n" + SAME,
     ),
     Bad("raises at import", "absent", "cannot import .*RuntimeError: boom", "raise RuntimeError('boom')"),
     Bad("ends the process at import", "absent", "SystemExit: 0", "raise SystemExit(0)"),

@@ -280,10 +280,7 @@ def record_absences(context: CompileContext) -> None:
                 continue  # an error of the programs that use the operation; others lose nothing
             extent = "not in use" if plugin.loaded is None else "only partly in use"
             _record_once(context.decisions, f"{plugin.origin} is {extent}: {problem.line}")
-        doubts = list(plugin.doubts)
-        if context.decisions.strict and plugin.loaded is not None and not plugin.first_party:
-            doubts += [doubt] if (doubt := plugins.private_imports(plugin)) else []
-        for doubt in doubts:
+        for doubt in plugin.doubts:
             _record_once(context.decisions, f"{plugin.origin} is doubtful: {doubt.line}")
 
 

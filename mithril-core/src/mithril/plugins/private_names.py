@@ -1,6 +1,7 @@
 """Imports of private modules and names of mithril in the code of a plugin, which any version may change.
 
-The search reads all files of a plugin, so only ``strict=True`` and ``mithril doctor`` make it.
+The search reads all files of a plugin, and its finds concern the authors, so that no compilation makes it:
+``mithril doctor --plugins`` and ``mithril plugins verify`` do.
 """
 
 from __future__ import annotations
