@@ -39,7 +39,7 @@ def test_engines_agree_to_the_digits_of_float64(backend):
 
 @pytest.mark.parametrize("backend", ["numpy", "jax", "torch", "c"])
 def test_training_in_float64_uses_all_digits_of_the_data(backend):
-    """A difference in the tenth digit of a target moves the parameters."""
+    """Move the parameters by a difference in the tenth digit of the targets."""
     x = np.linspace(-1, 1, 32)[:, None]
     params = []
     for shift in (0.0, 1e-10):

@@ -46,7 +46,7 @@ def test_compiled_programs_give_the_same_for_every_batch():
 
 @pytest.mark.slow
 def test_compiled_programs_select_keys():
-    """A training step selects the next key where its gradients are finite."""
+    """Select the next key where gradients are finite, as a training step does."""
     with Builder() as b:
         x, key = b.input("x", (2,)), b.input("key", (2,), "uint32")
         graph = b.build({"y": ops.where(ops.sum(x) > 0.0, ops.fold_in(key, 3), key)})

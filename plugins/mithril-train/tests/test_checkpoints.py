@@ -257,6 +257,12 @@ def test_files_of_the_user_are_never_removed(tmp_path, protocol):
     assert [candidate.step for candidate in ml_checkpoint.candidates(tmp_path)] == [24]
 
 
+def test_unreadable_files_stay_candidates(tmp_path):
+    (tmp_path / "step-00000003.safetensors").mkdir()
+    (tmp_path / "step-00000004.safetensors").symlink_to(tmp_path / "removed")
+    assert [candidate.step for candidate in ml_checkpoint.candidates(tmp_path)] == [4, 3]
+
+
 def test_a_save_removes_parts_of_saves_only(tmp_path):
     (tmp_path / "part-00000-4a1c.snappy.parquet").touch()
     (tmp_path / "orbax-notes").touch()

@@ -104,14 +104,14 @@ def candidates(folder: str | os.PathLike[str]) -> list[Candidate]:
 
 def _is_other(root: Folder, name: str) -> bool:
     """Whether an intact file is not a checkpoint, such as parameters that the user saved under the name of one."""
-    with root.open(name) as file:
-        size, end = int.from_bytes(file.read(8), "little"), file.seek(0, os.SEEK_END)
-        file.seek(8)
-        text = file.read(size) if size <= end else b""  # a damaged length must not allocate more than the file has
     try:
+        with root.open(name) as file:
+            size, end = int.from_bytes(file.read(8), "little"), file.seek(0, os.SEEK_END)
+            file.seek(8)
+            text = file.read(size) if size <= end else b""  # a damaged length must not allocate more than the file has
         return bool(json.loads(text).get("__metadata__", {}).get("format") != FORMAT)
-    except (ValueError, AttributeError):
-        return False  # damaged: who resumes must hear of it
+    except (InputError, ValueError, AttributeError):
+        return False  # damaged, not readable, or removed by another process: who resumes must hear of it
 
 
 def remove(candidate: Candidate) -> None:
