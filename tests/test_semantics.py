@@ -47,6 +47,18 @@ FORWARD = [
     ("var", lambda x: ops.var(x), [F([1, 2, 4])], F(1.5555556)),
     ("var ddof", lambda x: ops.var(x, ddof=1), [F([1, 2, 4])], F(2.3333333)),
     ("take clamps", lambda x, i: ops.take(x, i), [F([1, 2, 3]), np.int32([5, -1, -9])], F([3, 3, 1])),
+    (
+        "places that contradict each other",
+        lambda v, p, s, x: ops.sparse_matmul(v, p, s, x),
+        [F([1, 2, 3, 4]), np.int32([0, 9, -1, -9]), np.int32([3, 99, -5, 1]), F([[1, 2], [3, 5]])],
+        F([[0, 0], [1, 2], [19, 33]]),
+    ),
+    (
+        "ctc_loss of two steps, of none and of a label from the end",
+        lambda p, labels, steps: ops.ctc_loss(p, labels, steps, reduction="none"),
+        [np.zeros((3, 2, 2), F), np.int32([[1], [1], [-1]]), np.int32([99, -1, 2])],
+        F([0.2876821, INF, 0.2876821]),
+    ),
     ("5 // 0", lambda a, b: ops.floordiv(a, b), [np.int32([5, -7, 7]), np.int32([0, 2, -2])], np.int32([0, -4, -4])),
     ("5 % 0", lambda a, b: ops.mod(a, b), [np.int32([5, -7, 7]), np.int32([0, 2, -2])], np.int32([0, 1, -1])),
     ("cast to int8", lambda x: ops.cast(x, dtype="int8"), [F([300, -300, NAN, -1.5])], np.int8([127, -128, 0, -1])),

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 import mithril as ml
+from mithril import ops
+from mithril.graph import Builder, decompose, evaluate
 from mithril.models import Linear, Relu
+from mithril_cbackend.graph import sparse_places
 
 FORMATS = [("csr", 0.9), ("block1x16", 0.8)]
 
@@ -73,3 +76,31 @@ def test_exported_c_and_the_cache_hold_the_stored_elements(model: Any, weights: 
     compiled.export(tmp_path / "exported")
     stored = (tmp_path / "exported" / "model.weights").stat().st_size
     assert stored < 0.4 * sum(np.asarray(a).nbytes for a in weights.values())
+
+
+def test_places_that_contradict_each_other_are_made_consistent_in_regions_too() -> None:
+    with Builder() as b:
+        parts = b.input("values", (6,)), b.input("positions", (6,), "int32"), b.input("starts", (4,), "int32")
+        x = b.input("x", (3, 2))
+        inner = ops.cond(ops.less(0.0, ops.sum(x)), lambda: ops.sparse_matmul(*parts, x), lambda: x)
+    graph = b.build({"y": inner})
+    positions, starts = np.int32([0, 10**9, -1, -(10**9), 1, 2]), np.int32([5, 2**31 - 1, -7, 3])
+    arguments = {"values": np.arange(6, dtype=np.float32), "positions": positions, "starts": starts}
+    arguments["x"] = np.arange(6, dtype=np.float32).reshape(3, 2)
+    results = ml.CBackend().build(decompose(graph, ml.CBackend().lowers))({}, arguments)
+    # rows end at 0, 3 and 6; the columns are 0, 2, 2, 0, 1 and 2
+    np.testing.assert_array_equal(results["y"], [[0, 0], [12, 15], [28, 40]])
+
+
+@pytest.mark.parametrize(
+    "places", [([0, 3], [0, 1, 2]), ([0, -1], [0, 1, 2]), ([0, 1], [0, 2, 1]), ([0, 1], [0, 1, 3])]
+)
+def test_constants_that_contradict_each_other_are_made_consistent(places: Any) -> None:
+    with Builder() as b:
+        positions, starts = (b.constant(np.int32(a)) for a in places)
+        y = ops.sparse_matmul(b.input("values", (2,)), positions, starts, b.input("x", (3, 2)))
+    graph = b.build({"y": y})
+    assert "sort" in {n.op.name for n in sparse_places.checked(graph).nodes}
+    arguments = {"values": np.float32([2, 3]), "x": np.arange(6, dtype=np.float32).reshape(3, 2)}
+    results = ml.CBackend().build(decompose(graph, ml.CBackend().lowers))({}, arguments)
+    np.testing.assert_array_equal(results["y"], evaluate(graph, arguments)["y"])

@@ -39,7 +39,7 @@ HOMES = {
     "codegen.shared.integers": ("floordiv_int",),
     "codegen.shared.pooling": ("max_pool_positions", "offsets", "pool_counts", "taps", "window_parts"),
     "codegen.shared.reductions": ("single",),
-    "codegen.shared.sparse_products": ("columns_of", "sparse_matmul", "sparse_matmul_transposed"),
+    "codegen.shared.sparse_products": ("columns_of", "consistent_places", "sparse_matmul", "sparse_matmul_transposed"),
     "codegen.source": ("Source", "template_texts"),
     "forking": ("watch",),
     "host_calls": ("check_results", "host_function"),

@@ -62,6 +62,7 @@ from mithril.ops.region_results import with_read_results, without_unread_parts
 from mithril.ops.regions import Body, Region, as_tuple, close, name_outputs
 from mithril.ops.row_independence import first_row_mixing_node
 from mithril.ops.shape import spread
+from mithril.ops.sparse import consistent_places
 
 __all__ = [
     "ACTIVATIONS",
@@ -82,6 +83,7 @@ __all__ = [
     "close",
     "composite",
     "cond",
+    "consistent_places",
     "first_row_mixing_node",
     "getitem",
     "if_op",

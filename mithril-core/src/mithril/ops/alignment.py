@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.graph import ShapeError, assume, composite, exactly, ints, sample, shape_text
+from mithril.graph import ShapeError, Size, assume, composite, exactly, ints, sample, shape_text
 from mithril.ops.activations import log_softmax
 from mithril.ops.along_axis import take_along_axis
 from mithril.ops.basic import cast, upcast
 from mithril.ops.control_flow import scan, stop_gradient
 from mithril.ops.creation import full, iota
 from mithril.ops.derived_gradients import BY_KERNEL, cotangents
-from mithril.ops.elementwise import equal, exp, less, log, logical_and, maximum, not_equal, where
+from mithril.ops.elementwise import equal, exp, less, log, maximum, minimum, not_equal, where
+from mithril.ops.indexing import wide_positions
 from mithril.ops.losses import reduced
 from mithril.ops.reduction import mean
+from mithril.ops.scatter_reductions import number, positions_within
 from mithril.ops.shape import concat, reshape, squeeze, stack, transpose, unsqueeze
 from mithril.ops.slicing import narrow
 
@@ -45,23 +47,23 @@ def ctc_loss(
 ):
     """Negative log likelihood of ``labels`` [batch, labels] for logits (or log probabilities) [batch, time, classes].
 
-    The lengths [batch] count the valid steps and labels of each row; no valid label is ``blank``. "mean" divides the
-    loss of each row by its number of labels first. Labels without an alignment have an infinite loss, 0 with
-    ``zero_infinity``, and no gradient.
+    The lengths [batch] count the valid steps and labels of each row, and are limited to those that exist; no valid
+    label is ``blank``. "mean" divides the loss of each row by its number of labels first. Labels without an alignment
+    have an infinite loss, 0 with ``zero_infinity``, and no gradient.
     """
     _check(logits.shape, labels.shape, logit_lengths, label_lengths, blank)
     batch, count = labels.shape
     p = transpose(log_softmax(upcast(logits), axis=-1), perm=(1, 0, 2))  # time first
-    labels = cast(labels, dtype="int32")
+    labels = cast(positions_within(wide_positions(labels), logits.shape[2]), dtype="int32")
     gap = full(shape=(batch, count), value=blank, dtype="int32")
     states = reshape(stack(gap, labels, axis=2), shape=(batch, 2 * count))
     states = concat(states, full(shape=(batch, 1), value=blank, dtype="int32"), axis=1)  # blanks around all labels
     size = 2 * count + 1
     place = iota(shape=(1, size), axis=1, dtype="int32")
     # a label can follow another label directly, without a blank, unless it repeats it
-    can_skip = logical_and(not_equal(states, blank), not_equal(states, _shifted(states, 2, blank)))
+    can_skip = not_equal(states, _shifted(states, 2, blank))
     emissions = take_along_axis(p, _at_each_step(states, p), axis=2)
-    start = where(less(place, 2), emissions[0], IMPOSSIBLE)
+    start = where(equal(place, 0), full(shape=(batch, size), value=0.0, dtype=p.dtype), IMPOSSIBLE)  # before any step
     steps = iota(shape=(p.shape[0],), dtype="int32")
 
     def step(alpha: Any, element: Any) -> tuple[Any, None]:
@@ -69,13 +71,14 @@ def ctc_loss(
         skipped = where(can_skip, _shifted(alpha, 2, IMPOSSIBLE), IMPOSSIBLE)
         following = _log_sum(alpha, _shifted(alpha, 1, IMPOSSIBLE), skipped) + emission
         if logit_lengths is not None:
-            valid = less(time, unsqueeze(cast(logit_lengths, dtype="int32"), axis=(1,)))
+            valid = less(time, unsqueeze(_limited(logit_lengths, p.shape[0]), axis=(1,)))
             following = where(valid, following, alpha)
-        return where(equal(time, 0), start, following), None
+        return following, None
 
     alpha, _ = scan(step, start, (emissions, steps))
-    lengths = full(shape=(batch,), value=count, dtype="int32") if label_lengths is None else label_lengths
-    lengths = cast(lengths, dtype="int32")
+    lengths = full(shape=(batch,), value=count, dtype="int32")
+    if label_lengths is not None:
+        lengths = _limited(label_lengths, count)
     last = unsqueeze(lengths * 2, axis=(1,))
     at_blank = take_along_axis(alpha, last, axis=1)
     at_label = where(less(0, last), take_along_axis(alpha, maximum(last - 1, 0), axis=1), IMPOSSIBLE)
@@ -142,6 +145,11 @@ def _check(logits: Any, labels: Any, logit_lengths: Any, label_lengths: Any, bla
             continue
         if len(lengths.shape) != 1 or not assume(lengths.shape[0], "==", logits[0], f"'{name}' of 'ctc_loss'"):
             raise ShapeError(f"ctc_loss requires {name} {shape_text(logits[:1])}, got {shape_text(lengths.shape)}")
+
+
+def _limited(lengths: Any, limit: Size) -> Any:
+    lengths = wide_positions(lengths)
+    return cast(maximum(minimum(lengths, number(limit, lengths)), 0), dtype="int32")
 
 
 def _at_each_step(states: Any, p: Any) -> Any:

@@ -31,16 +31,20 @@ def number(size: Size, like: Any) -> Any:
     return size if isinstance(size, int) else cast(size_value(value=size), dtype=like.dtype)
 
 
+def positions_within(indices: Any, size: Size) -> Any:
+    """Return signed integers by the rule of ``take``: negative ones count from the end, all are within the size."""
+    count = number(size, indices)
+    return maximum(minimum(where(less(indices, 0), indices + count, indices), count - 1), 0)
+
+
 def _flat_positions(x: Any, indices: Any) -> Any:
     """Return row-major positions [count] of the indexed rows."""
     depth = indices.shape[-1]
     flat = reshape(wide_positions(indices), shape=(product(indices.shape[:-1]), depth))
     position = full(shape=(flat.shape[0],), value=0, dtype=flat.dtype)
     for k in range(depth):
-        size = number(x.shape[k], flat)
         one = reshape(narrow(flat, 1, k, k + 1), shape=(flat.shape[0],))
-        one = maximum(minimum(where(less(one, 0), one + size, one), size - 1), 0)
-        position = position * size + one
+        position = position * number(x.shape[k], flat) + positions_within(one, x.shape[k])
     return position
 
 

@@ -3,6 +3,9 @@
 A sparse matrix is three arrays: ``values`` [stored], or [stored, width] of blocks of neighbors in a row; ``positions``
 (int32 [stored]), the column of each, counted in blocks; ``starts`` (int32 [rows + 1]), where each row begins. Elements
 from ``starts[rows]`` on are padding: their values are 0, and their positions exist.
+
+Positions follow the rule of ``take``. Starts that contradict each other are made consistent: the first one is 0, and
+the others are limited to the stored elements and sorted.
 """
 
 from __future__ import annotations
@@ -23,13 +26,14 @@ from mithril.graph import (
     shape_text,
 )
 from mithril.ops.basic import dtype_of
-from mithril.ops.creation import full
-from mithril.ops.elementwise import less, minimum, where
+from mithril.ops.creation import full, iota
+from mithril.ops.elementwise import equal, less, maximum, minimum, where
 from mithril.ops.indexing import scatter_nd_add, take
 from mithril.ops.reduction import cumsum, sum
-from mithril.ops.scatter_reductions import number
+from mithril.ops.scatter_reductions import number, positions_within
 from mithril.ops.shape import concat, reshape, unsqueeze
 from mithril.ops.slicing import narrow
+from mithril.ops.sorting import sort
 
 POSITIONS = exactly(1, 3, 0, 2, 3, 0, dtype="int32", ordered=True)  # of three rows, and one element of padding
 STARTS = exactly(0, 2, 2, 5, dtype="int32", ordered=True)
@@ -53,10 +57,20 @@ def _check(values: Any, positions: Any, starts: Any, columns: Size) -> Size:
     return width
 
 
+def consistent_places(positions: Any, starts: Any, columns: Size) -> tuple[Any, Any]:
+    """Return positions within the columns, and starts within the stored elements, from 0 on and in order."""
+    is_first = equal(iota(shape=starts.shape, dtype="int32"), 0)
+    return positions_within(positions, columns), sort(where(is_first, 0, _stored(starts, positions)), axis=0)
+
+
+def _stored(starts: Any, positions: Any) -> Any:
+    return maximum(minimum(starts, number(positions.shape[0], starts)), 0)
+
+
 def _row_of_each(positions: Any, starts: Any) -> Any:
     """Return the row of each stored element, and the number of rows for padding."""
     stored, rows = positions.shape[0], starts.shape[0] - 1
-    ends, ones = narrow(starts, 0, 1, rows + 1), full(shape=(rows,), value=1, dtype="int32")
+    ends, ones = _stored(narrow(starts, 0, 1, rows + 1), positions), full(shape=(rows,), value=1, dtype="int32")
     counts = scatter_nd_add(full(shape=(stored + 1,), value=0, dtype="int32"), unsqueeze(ends, axis=(1,)), ones)
     return narrow(cumsum(counts, axis=0), 0, 0, stored)  # how many rows end up to each element
 
@@ -89,7 +103,7 @@ def sparse_to_dense(values, positions, starts, *, columns: Size):
     width = _check(values, positions, starts, columns)
     stored, rows = values.shape[0], starts.shape[0] - 1
     row = _row_of_each(positions, starts)
-    places = row * number(columns // width, positions) + positions
+    places = row * number(columns // width, positions) + positions_within(positions, columns // width)
     zeros = full(shape=((rows + 1) * (columns // width), width), value=0, dtype=dtype_of(values))
     blocks = scatter_nd_add(zeros, unsqueeze(places, axis=(1,)), reshape(values, shape=(stored, width)))
     return narrow(reshape(blocks, shape=(rows + 1, columns)), 0, 0, rows)
@@ -101,7 +115,8 @@ def _(g, y, values, positions, starts, *, columns):
     rows = starts.shape[0] - 1
     padded = concat(g, full(shape=(1, columns), value=0, dtype=dtype_of(g)), axis=0)  # padding reads the last row
     blocks = reshape(padded, shape=((rows + 1) * (columns // width), width))
-    places = _row_of_each(positions, starts) * number(columns // width, positions) + positions
+    row = _row_of_each(positions, starts)
+    places = row * number(columns // width, positions) + positions_within(positions, columns // width)
     return reshape(take(blocks, places), shape=values.shape), None, None
 
 
@@ -162,4 +177,4 @@ def _(g, y, values, positions, starts, x, *, columns):
     return reshape(slopes, shape=values.shape), None, None, sparse_matmul(values, positions, starts, g)
 
 
-__all__ = ["sparse_matmul", "sparse_matmul_transposed", "sparse_to_dense"]
+__all__ = ["consistent_places", "sparse_matmul", "sparse_matmul_transposed", "sparse_to_dense"]

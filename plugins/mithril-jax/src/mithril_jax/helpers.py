@@ -284,19 +284,29 @@ def row_of_each(positions, starts):
     return jnp.searchsorted(starts[1:], jnp.arange(len(positions)), side="right")
 
 
-@needs(row_of_each)
+def consistent_places(positions, starts, columns):
+    """Return positions within the columns, and starts within the stored elements, from 0 on and in order."""
+    ends = jnp.sort(starts[1:].clip(0, len(positions)))
+    positions = jnp.where(positions < 0, positions + columns, positions).clip(0, columns - 1)
+    return positions, jnp.concatenate([jnp.zeros_like(starts[:1]), ends])
+
+
+@needs(row_of_each, consistent_places)
 def sparse_matmul(values, positions, starts, x):
     """Return the product of a sparse matrix with x: rows of x are gathered, scaled and added."""
-    blocks = x.reshape(-1, values.size // len(positions), x.shape[1])
-    terms = (blocks[positions] * values.reshape(len(positions), -1, 1)).sum(axis=1)
+    width = values.shape[1] if values.ndim == 2 else 1
+    positions, starts = consistent_places(positions, starts, len(x) // width)
+    blocks = x.reshape(-1, width, x.shape[1])
+    terms = (blocks[positions] * values.reshape(len(positions), width, 1)).sum(axis=1)
     rows = row_of_each(positions, starts)
     return jax.ops.segment_sum(terms, rows, len(starts) - 1, indices_are_sorted=True)
 
 
-@needs(row_of_each)
+@needs(row_of_each, consistent_places)
 def sparse_matmul_transposed(values, positions, starts, x, columns):
     """Return the product of a transposed sparse matrix with x."""
-    width = values.size // len(positions)
+    width = values.shape[1] if values.ndim == 2 else 1
+    positions, starts = consistent_places(positions, starts, columns // width)
     rows = x.at[row_of_each(positions, starts)].get(mode="fill", fill_value=0)
     terms = rows[:, None] * values.reshape(len(positions), width, 1)
     return jnp.zeros((columns // width, width, x.shape[1]), x.dtype).at[positions].add(terms).reshape(columns, -1)

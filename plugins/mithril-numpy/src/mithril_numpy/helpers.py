@@ -6,7 +6,7 @@ They carry no annotations, because they are read in generated code.
 
 import numpy as np
 
-from mithril.backend import Dialect, columns_of, needs, single
+from mithril.backend import Dialect, columns_of, consistent_places, needs, single
 
 
 def on_host(function, types, *arrays):
@@ -319,17 +319,19 @@ def take_along(x, indices, axis):
 
 
 # -- sparse matrices --------------------------------------------------------------------------------------------------
-@needs(columns_of)
+@needs(columns_of, consistent_places)
 def stored_rows(values, positions, starts, columns, few):
     """Return a sparse matrix of SciPy, in blocks for few columns of the other operand."""
     import scipy.sparse
 
     shape = len(starts) - 1, columns
+    width = values.shape[1] if values.ndim == 2 else 1
+    positions, starts = consistent_places(positions, starts, columns // width)
     if values.ndim == 2 and few:
         return scipy.sparse.bsr_array((values[:, None], positions, starts), shape=shape)
     # SciPy multiplies blocks with 64 columns 8 times as slowly as their elements.
     elements, columns_read = columns_of(values, positions)
-    return scipy.sparse.csr_array((elements, columns_read, starts * (values.size // len(positions))), shape=shape)
+    return scipy.sparse.csr_array((elements, columns_read, starts * width), shape=shape)
 
 
 @needs(stored_rows)

@@ -62,6 +62,14 @@ def arrays_for(sample: Sample, seed: str, dtype: DType | None = None) -> list[np
     return arrays
 
 
+def hostile_integers(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return integers of the same shape and dtype, most of them out of bounds as positions."""
+    low, high = as_dtype(array.dtype).limits
+    numbers = (low, low + 1, -(10**9), -9, -2, -1, 1, 2, 9, 10**9, 10**18, high - 1, high)
+    fitting = np.array([n for n in numbers if low <= n <= high], array.dtype)
+    return np.asarray(np.random.default_rng(0).choice(fitting, array.shape), array.dtype)
+
+
 def special_array(dtype: DType, denormals: bool = False) -> np.ndarray[Any, Any]:
     """Return the awkward values of a dtype, its extremes included; denormal numbers only where they have a meaning."""
     if dtype.is_bool:

@@ -275,13 +275,14 @@ def nan_where_masked(y, mask):
     return torch.where(dead, float("nan"), y)
 
 
+@needs(positions)
 def alignments(logits, labels, steps, counts, blank, dtype):
     """Return log probabilities, integer labels, lengths, and PyTorch's loss of each row with its log alphas."""
     p = torch.log_softmax(logits.to(dtype), -1)
     rows = torch.ones(labels.shape[0], dtype=torch.int64, device=labels.device)
-    steps = rows * p.shape[1] if steps is None else steps.to(torch.int64).clamp(max=p.shape[1])
-    counts = rows * labels.shape[1] if counts is None else counts.to(torch.int64).clamp(min=0, max=labels.shape[1])
-    operands = p.transpose(0, 1), labels.to(torch.int64), steps.cpu(), counts.cpu()
+    steps = rows * p.shape[1] if steps is None else steps.to(torch.int64).clamp(0, p.shape[1])
+    counts = rows * labels.shape[1] if counts is None else counts.to(torch.int64).clamp(0, labels.shape[1])
+    operands = p.transpose(0, 1), positions(labels, p.shape[2]), steps.cpu(), counts.cpu()
     return p, counts, operands, torch._ctc_loss(*operands, blank, True)
 
 
@@ -334,6 +335,8 @@ def summed_parts(x):
 @needs(positions, in_parts, summed_parts)
 def take(x, indices, axis):
     """Return the elements at ``indices`` along an axis."""
+    if x.dtype == torch.uint32:  # index_select does not support it
+        return take(x.view(torch.int32), indices, axis).view(torch.uint32)
     selected = positions(indices, x.shape[axis])
     embeds = torch.is_grad_enabled() or in_parts(x)
     if axis == 0 and x.ndim == 2 and x.is_floating_point() and embeds:
@@ -746,6 +749,13 @@ def elements_of_rows(values, positions, starts):
     return values.reshape(-1), (positions[:, None] * width + run).reshape(-1), starts * width
 
 
+def consistent_places(positions, starts, columns):
+    """Return positions within the columns, and starts within the stored elements, from 0 on and in order."""
+    ends = torch.sort(starts[1:].clamp(0, len(positions))).values
+    positions = torch.where(positions < 0, positions + columns, positions).clamp(0, columns - 1)
+    return positions, torch.cat([torch.zeros_like(starts[:1]), ends])
+
+
 @needs(elements_of_rows, imports=("import warnings",))
 def stored_rows(values, positions, starts, columns):
     """Return a sparse matrix of PyTorch, without the padding."""
@@ -763,22 +773,25 @@ def row_of_each(positions, starts):
     return torch.searchsorted(starts[1:].contiguous(), places, right=True)
 
 
-@needs(stored_rows, row_of_each)
+@needs(stored_rows, row_of_each, consistent_places)
 def sparse_matmul(values, positions, starts, x):
     """Return the product of a sparse matrix with x."""
+    width = values.shape[1] if values.ndim == 2 else 1
+    positions, starts = consistent_places(positions, starts, len(x) // width)
     # torch.compile traces no sparse tensors (PyTorch 2.13): gathers, and sums of rows.
     if torch.compiler.is_compiling():
-        blocks = x.reshape(-1, values.numel() // len(positions), x.shape[1])
-        terms = (blocks[positions] * values.reshape(len(positions), -1, 1)).sum(1)
+        blocks = x.reshape(-1, width, x.shape[1])
+        terms = (blocks[positions] * values.reshape(len(positions), width, 1)).sum(1)
         return x.new_zeros(len(starts), x.shape[1]).index_add(0, row_of_each(positions, starts), terms)[:-1]
     return stored_rows(values, positions, starts, len(x)) @ x
 
 
-@needs(stored_rows, row_of_each)
+@needs(stored_rows, row_of_each, consistent_places)
 def sparse_matmul_transposed(values, positions, starts, x, columns):
     """Return the product of a transposed sparse matrix with x."""
+    width = values.shape[1] if values.ndim == 2 else 1
+    positions, starts = consistent_places(positions, starts, columns // width)
     if torch.compiler.is_compiling():
-        width = values.numel() // len(positions)
         rows = torch.cat([x, x.new_zeros(1, x.shape[1])])[row_of_each(positions, starts)]
         terms = rows[:, None] * values.reshape(len(positions), width, 1)
         blocks = x.new_zeros(columns // width, width, x.shape[1])

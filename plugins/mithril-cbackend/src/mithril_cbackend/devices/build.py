@@ -10,11 +10,12 @@ from mithril_cbackend.devices.host import Host
 from mithril_cbackend.devices.model import DeviceModel
 from mithril_cbackend.devices.program import DeviceProgram, Emitter
 from mithril_cbackend.devices.templates import machine
+from mithril_cbackend.graph import sparse_places
 
 
 def written(graph: Graph, model: DeviceModel, options: BuildOptions) -> DeviceProgram:
     """Return the program of a decomposed graph."""
-    return Emitter(graph, machine(model, options.fuses), options.memory_plan != "apart").write()
+    return Emitter(sparse_places.checked(graph), machine(model, options.fuses), options.memory_plan != "apart").write()
 
 
 def build(graph: Graph, host: Host, options: BuildOptions) -> DeviceExecutable:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.graph import Builder, Editor, Graph, Node, Value, bfloat16, decompose, float16, float32, int8, uint8
-from mithril_cbackend.graph import byte_images, fusion, signals, sparse_constants
+from mithril_cbackend.graph import byte_images, fusion, signals, sparse_constants, sparse_places
 from mithril_cbackend.graph.byte_pools import BytePools
 from mithril_cbackend.graph.group_products import GroupProducts
 from mithril_cbackend.lowering.element.element_reader import operand, shape_of
@@ -64,7 +64,7 @@ def is_kept(node: Node) -> bool:
 
 def fused(graph: Graph, machine: Machine) -> Graph:
     """Return the graph with integer products, divided into the operations that kernels compute."""
-    graph = signals.as_images(sparse_constants.rewritten(widened(graph)), machine)
+    graph = signals.as_images(sparse_constants.rewritten(sparse_places.checked(widened(graph))), machine)
     if any(is_kept(node) for node in graph.nodes):
         graph = IntegerProducts(graph).run()
         graph = decompose(graph, lambda node: fusion.is_lowered(node) or fusion.runs_on_host(node), "c")

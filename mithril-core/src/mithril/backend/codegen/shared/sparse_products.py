@@ -14,10 +14,19 @@ def columns_of(values, positions):
     return values.reshape(-1), (positions[:, None] * width + np.arange(width, dtype=positions.dtype)).reshape(-1)
 
 
-@needs(columns_of)
+def consistent_places(positions, starts, columns):
+    """Return positions within the columns, and starts within the stored elements, from 0 on and in order."""
+    positions = np.clip(np.where(positions < 0, positions + columns, positions), 0, columns - 1)
+    starts = np.clip(starts, 0, len(positions))
+    starts[0] = 0
+    return positions, np.sort(starts, kind="stable")  # linear, as they are in order already
+
+
+@needs(columns_of, consistent_places)
 def sparse_matmul(values, positions, starts, x):
     """Return the product of a sparse matrix with x."""
-    width = values.size // max(1, len(positions))
+    width = values.shape[1] if values.ndim == 2 else 1
+    positions, starts = consistent_places(positions, starts, len(x) // width)
     elements, columns = columns_of(values, positions)
     y = np.zeros((len(starts) - 1, x.shape[1]), x.dtype)
     for row in np.flatnonzero(np.diff(starts)):
@@ -26,13 +35,14 @@ def sparse_matmul(values, positions, starts, x):
     return y
 
 
-@needs(columns_of)
+@needs(columns_of, consistent_places)
 def sparse_matmul_transposed(values, positions, starts, x, columns):
     """Return the product of a transposed sparse matrix with x."""
-    width = values.size // max(1, len(positions))
+    width = values.shape[1] if values.ndim == 2 else 1
+    positions, starts = consistent_places(positions, starts, columns // width)
     elements, places = columns_of(values, positions)
     y = np.zeros((columns, x.shape[1]), x.dtype)
     for row in np.flatnonzero(np.diff(starts)):
         part = slice(starts[row] * width, starts[row + 1] * width)
-        y[places[part]] += np.multiply.outer(elements[part], x[row])
+        np.add.at(y, places[part], np.multiply.outer(elements[part], x[row]))
     return y
