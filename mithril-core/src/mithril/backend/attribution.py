@@ -46,9 +46,10 @@ def annotated(function: F, part: str, plugin: Plugin) -> F:
 
 def third_parties() -> Mapping[str, Plugin]:
     """Return the plugins of third parties by the top-level packages of their code."""
-    if all(plugin.first_party or not plugin.usable for plugin in plugins.found()):
-        return {}
-    return plugins.default.packages()
+    for plugin in plugins.found():
+        if not plugin.first_party and plugin.usable:
+            return plugins.default.packages()
+    return {}
 
 
 def plugin_of(module: str) -> Plugin | None:

@@ -106,9 +106,12 @@ class Observers(Progress):
         among: Sequence[tuple[Plugin, Observer]] | None = None,
         decisions: Decisions | None = None,
     ) -> None:
+        observers = self.watching_now if among is None else among
+        if not observers:
+            return
         failures = []
         graphs = [x for x in arguments if isinstance(x, Graph)]
-        for plugin, observer in self.watching_now if among is None else among:
+        for plugin, observer in observers:
             hook = f"mithril_observers: {type(observer).__name__}.{event}"
             with plugin.observing(hook, *graphs):
                 try:

@@ -25,8 +25,16 @@ def optimization_level(settings: Mapping[str, Any]) -> str:
 
 def make_pipeline(selection: Sequence[Any], settings: Mapping[str, Any], context: CompileContext) -> PassManager:
     """Import the selected passes of one compilation, and put them in order."""
-    passes = [installed(p) if isinstance(p, str) else custom(p) for p in selection]
-    return PassManager(_number_duplicates(passes, context), check=CHECKS[settings["verify"]])
+    check = CHECKS[settings["verify"]]
+    if settings["custom_passes"]:
+        passes = [installed(p) if isinstance(p, str) else custom(p) for p in selection]
+        return PassManager(_number_duplicates(passes, context), check=check)
+    return _installed_pipeline(tuple(selection), check, plugins.generation())
+
+
+@lru_cache(maxsize=256)
+def _installed_pipeline(names: tuple[str, ...], check: str, generation: object) -> PassManager:
+    return PassManager([_installed(name, generation) for name in names], check=check)
 
 
 def select_passes(settings: Mapping[str, Any], context: CompileContext) -> list[Any]:
@@ -48,11 +56,12 @@ def select_passes(settings: Mapping[str, Any], context: CompileContext) -> list[
     names = [draft.replaced.get(n, n) for n in names if n not in draft.removed]
     names += [n for n in draft.added if n not in names]
     passes = [*names, *settings["custom_passes"]]
+    entries = plugins.passes()
     for one in passes:
-        if isinstance(one, str):
-            plugins.pass_spec(one)
-        else:
+        if not isinstance(one, str):
             custom(one)
+        elif one not in entries:
+            plugins.pass_spec(one)
     _record_faults(names, context)
     return passes
 
@@ -73,21 +82,27 @@ def _prioritized(names: list[str], priority: str | None, context: CompileContext
 
 def _record_faults(names: Iterable[str], context: CompileContext) -> None:
     """Record passes that are affected by name conflicts or invalid placements."""
+    for option, text in _faults(tuple(names), context.level, plugins.generation()):
+        if option is None or option not in context.options:
+            record_fault(context, text)
+
+
+@lru_cache(maxsize=256)
+def _faults(names: tuple[str, ...], level: str, generation: object) -> list[tuple[str | None, str]]:
+    """Return the faults of passes, each with the option whose absence it reports, if it does."""
     table = plugins.pass_table()
-    rank = LEVELS.index(context.level)
+    rank = LEVELS.index(level)
+    faults: list[tuple[str | None, str]] = []
     for name in names:
         entry = plugins.pass_spec(name)
-        for fault in plugins.pass_placement(name).faults:
-            record_fault(context, f"{fault.what} ({fault.hint})")
+        faults += [(None, f"{fault.what} ({fault.hint})") for fault in plugins.pass_placement(name).faults]
         for option in entry.spec.options:
-            if option not in context.options:
-                record_fault(context, f"pass '{name}' of {entry.origin}: no installed plugin declares '{option}'")
-        for word in (name, *entry.spec.aliases):
-            if text := table.clash_text(word):
-                record_fault(context, text)
+            faults.append((option, f"pass '{name}' of {entry.origin}: no installed plugin declares '{option}'"))
+        faults += [(None, text) for word in (name, *entry.spec.aliases) if (text := table.clash_text(word))]
     for name, rivals in table.clashes.items():
         if any(r.spec.name == name and r.spec.level and LEVELS.index(r.spec.level) <= rank for r in rivals):
-            record_fault(context, table.clash_text(name) or name)
+            faults.append((None, table.clash_text(name) or name))
+    return faults
 
 
 def record_clashes(context: CompileContext) -> None:
@@ -111,10 +126,8 @@ def record_fault(context: CompileContext, message: str) -> None:
 
 def level_passes(level: str) -> list[str]:
     """Return the names of the installed passes that a level includes."""
-    rank = LEVELS.index(level)
-    return sorted(
-        name for name, entry in plugins.passes().items() if entry.spec.level and LEVELS.index(entry.spec.level) <= rank
-    )
+    included = LEVELS[: LEVELS.index(level) + 1]
+    return sorted([name for name, entry in plugins.passes().items() if entry.spec.level in included])
 
 
 def requested_passes(settings: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Never
+from typing import Any, ClassVar, Never
 
 from mithril import plugins
 from mithril.backend import annotated
@@ -59,13 +59,18 @@ class MethodElsewhere:
 class PluginMethods:
     """Base of compiled models. A ``__getattr__`` would make access to any attribute slower."""
 
+    _generation: ClassVar[object] = None  # of the plugins whose methods the class has
+
     def __dir__(self) -> Iterable[str]:
         hidden = {name for base in type(self).__mro__ for name, x in vars(base).items() if type(x) is MethodElsewhere}
         return [name for name in super().__dir__() if name not in hidden]
 
     @classmethod
     def add_plugin_methods(cls) -> None:
-        """Add the methods of plugins to the class."""
+        """Add the methods of plugins to the class, once for each generation of the plugins."""
+        generation = plugins.generation()
+        if vars(cls).get("_generation") is generation:
+            return
         methods: dict[str, Any] = {
             name: MethodElsewhere(name, text) for words, text in ELSEWHERE.items() for name in words.split()
         }
@@ -74,3 +79,4 @@ class PluginMethods:
             present = inspect.getattr_static(cls, name, None)
             if present is None or type(present) is MethodElsewhere:
                 setattr(cls, name, method)
+        cls._generation = generation

@@ -44,18 +44,21 @@ class PluginRecord:
 def inventory(backend: str) -> tuple[PluginRecord, ...]:
     """Return the installed plugins, present and absent, as programs for a backend depend on them."""
     parts = plugins.parts_of_programs(backend)
-    return tuple(
-        PluginRecord(
-            plugin.name,
-            plugin.distribution,
-            plugin.version,
-            plugin.module,
-            "absent" if plugin.loaded is None else "present",
-            tuple(problem.what for problem in [*plugin.losses(SHAPING, backend), *plugin.doubts]),
-            parts.get(plugin.origin, ()),
+    records = []
+    for plugin in plugins.found():
+        problems = [*(plugin.losses(SHAPING, backend) if plugin.problems else ()), *plugin.doubts]
+        records.append(
+            PluginRecord(
+                plugin.name,
+                plugin.distribution,
+                plugin.version,
+                plugin.module,
+                "absent" if plugin.loaded is None else "present",
+                tuple([problem.what for problem in problems]) if problems else (),
+                parts.get(plugin.origin, ()),
+            )
         )
-        for plugin in plugins.found()
-    )
+    return tuple(records)
 
 
 def manifest(records: Iterable[PluginRecord], backend: str, operations: Iterable[str] = ()) -> str:

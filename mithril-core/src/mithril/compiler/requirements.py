@@ -272,7 +272,7 @@ def record_absences(context: CompileContext) -> None:
     backend = context.backend.name
     plugins.lowerings(backend), plugins.op_names(), plugins.frontends()  # their problems count as well
     for plugin in plugins.found():
-        for problem in plugin.losses(SHAPING, backend):
+        for problem in plugin.losses(SHAPING, backend) if plugin.problems else ():
             if problem.state == "disabled":
                 context.decisions.record("plugin", problem.what)
                 continue

@@ -169,7 +169,7 @@ def attributes_text(attributes: Mapping[str, Any], defaults: Mapping[str, Any] |
 
 def attributes_key(attributes: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return a hashable, exact key of the attributes."""
-    return tuple((name, attribute_text(value)) for name, value in sorted(attributes.items()))
+    return tuple([(name, attribute_text(value)) for name, value in sorted(attributes.items())]) if attributes else ()
 
 
 def parse_attributes(text: str, limits: Limits) -> dict[str, Any]:

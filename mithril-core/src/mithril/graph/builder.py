@@ -107,7 +107,7 @@ class Builder:
         tags: Attributes | None = None,
         of: str = "",
     ) -> Value:
-        sizes = tuple(_size(d, name) for d in shape)
+        sizes = tuple([d if type(d) is int and d >= 0 else _size(d, name) for d in shape])
         value = Value(self.unique(name), TensorType(as_dtype(dtype), sizes))
         self.inputs.append(Input(value, role, data, tags or {}, of))
         return value
@@ -157,7 +157,7 @@ class Builder:
         for guard in guards:
             self.guards[guard] = None
         stem = name or op.name.rsplit(".", 1)[-1]
-        results = tuple(Value(self.unique(stem), t) for t in types)
+        results = tuple([Value(self.unique(stem), t) for t in types])
         self.nodes.append(Node(op, tuple(operands), attributes, results, tuple(regions), self.origin, self.tags))
         return results
 
@@ -180,14 +180,14 @@ class Builder:
             if node.is_constant:
                 mapping[node.result] = self.constant(node.attributes["value"], node.attributes["dtype"])
                 continue
-            results = tuple(Value(self.unique(v.name), v.type) for v in node.results)
+            results = tuple([Value(self.unique(v.name), v.type) for v in node.results])
             mapping.update(zip(node.results, results, strict=True))
-            operands = tuple(mapping[v] for v in node.operands)
+            operands = tuple(map(mapping.__getitem__, node.operands))
             origin = node.origin if node.origin != NOWHERE else self.origin
             self.nodes.append(
                 Node(node.op, operands, node.attributes, results, node.regions, origin, node.tags or self.tags)
             )
-        return tuple(mapping[v] for v in graph.outputs)  # type: ignore[misc]
+        return tuple(map(mapping.__getitem__, graph.outputs))  # type: ignore[misc]
 
     def build(self, outputs: Value | Iterable[Value | Output] | Mapping[str, Value]) -> Graph:
         """Return the graph. A mapping of ``outputs`` also provides their names, an ``Output`` its role."""

@@ -343,11 +343,11 @@ class Graph:
 
     def with_role(self, *roles: str) -> tuple[Input, ...]:
         """Return the inputs that have one of the roles, in order."""
-        return tuple(i for i in self.inputs if i.role in roles)
+        return tuple([i for i in self.inputs if i.role in roles])
 
     def results_of(self, *roles: str) -> tuple[Output, ...]:
         """Return the results that have one of the roles, in order."""
-        return tuple(r for r in self.results if r.role in roles)
+        return tuple([r for r in self.results if r.role in roles])
 
     def carrying(self, outputs: Iterable[Value]) -> tuple[Output, ...]:
         """Return the results with their values replaced by ``outputs``, in order."""
@@ -356,7 +356,7 @@ class Graph:
     @property
     def arguments(self) -> tuple[Input, ...]:
         """The inputs that a caller passes: all but constants."""
-        return tuple(i for i in self.inputs if i.role != "constant")
+        return tuple([i for i in self.inputs if i.role != "constant"])
 
     def input(self, name: str) -> Input:
         for i in self.inputs:

@@ -300,9 +300,11 @@ def _is_shape(shape: Any) -> bool:
 
 def limits_of(types: Sequence[TensorType | None]) -> tuple[tuple[str, int, int | None], ...]:
     """Return the bounds of the symbols in the types: inference depends on them, but equality of sizes does not."""
-    if all(t is None or t.is_static for t in types):
-        return ()
-    return tuple((s.name, s.low, s.high) for s in symbols(*[d for t in types if t is not None for d in t.shape]))
+    for t in types:
+        if t is not None and not t.is_static:
+            sizes = [d for t in types if t is not None for d in t.shape]
+            return tuple((s.name, s.low, s.high) for s in symbols(*sizes))
+    return ()
 
 
 __all__ = ["NOTHING", "Attribute", "Declaration"]

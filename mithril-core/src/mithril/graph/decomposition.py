@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import repeat
+from operator import is_, is_not
 
 from mithril.graph.builder import Builder
 from mithril.graph.core import Graph, Node, Value, types_of
@@ -54,9 +56,10 @@ def _decompose(graph: Graph, lowers: Lowers, missing: dict[str, list[Node]]) -> 
     changed = False
     while pending:
         node = pending.pop()
-        operands = tuple(None if v is None else _final(v, replaced) for v in node.operands)
-        if any(v is not old for v, old in zip(operands, node.operands, strict=True)):
-            node = node.replaced(operands=operands)
+        if replaced:
+            operands = tuple(None if v is None else _final(v, replaced) for v in node.operands)
+            if any(map(is_not, operands, node.operands)):  # == would be an operation while a graph is built
+                node = node.replaced(operands=operands)
         if node.regions:
             regions = tuple(_decompose(r, lowers, missing) for r in node.regions)
             if any(a is not b for a, b in zip(regions, node.regions, strict=True)):
@@ -107,9 +110,9 @@ def _expand(node: Node, builder: Builder, pending: list[Node], replaced: dict[Va
 
 def _renamed(node: Node, new: Value, old: Value) -> Node:
     """Return the node with ``new`` replaced by ``old``: results of the graph keep their names."""
-    if not any(v is new for v in (*node.results, *node.operands)):
+    if not any(map(is_, repeat(new), (*node.results, *node.operands))):
         return node
     return node.replaced(
-        operands=tuple(old if v is new else v for v in node.operands),
-        results=tuple(old if v is new else v for v in node.results),
+        operands=tuple([old if v is new else v for v in node.operands]),
+        results=tuple([old if v is new else v for v in node.results]),
     )

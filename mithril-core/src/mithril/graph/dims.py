@@ -474,6 +474,9 @@ def numel(shape: Shape) -> Size:
     return math.prod(shape) if is_static(shape) else product(shape)
 
 
+INTEGERS = {int}  # bool, a subclass, is no size
+
+
 def shape_text(shape: Shape) -> str:
     """Format a shape for messages: ``[N, 3]``."""
     return "[" + ", ".join(map(str, shape)) + "]"
@@ -488,7 +491,7 @@ class TensorType:
         self.dtype = dtype
         self.shape = shape
         self._hash = hash((id(dtype), shape))
-        self.is_static = all(type(d) is int for d in shape)
+        self.is_static = {*map(type, shape)} <= INTEGERS
 
     @property
     def rank(self) -> int:

@@ -15,8 +15,9 @@ def is_foldable(node: Node, available: Container[Value | None], limit: int) -> b
     # An operation without operands, such as iota, is cheaper to compute than to store.
     if node.regions or node.op.opaque or not node.operands:
         return False
-    if not all(v is None or v in available for v in node.operands):
-        return False
+    for operand in node.operands:
+        if operand is not None and operand not in available:
+            return False
     if node.op in (dequantize, dequantize_groups) and node.result.ndim > 1:
         # Quantized values take a fraction of the memory of their numbers, and integer kernels read them.
         return False

@@ -10,27 +10,27 @@ from mithril.ops.control_flow import if_op, scan_op, while_op
 CARRIED = {while_op: "states", scan_op: "carries"}  # attribute with the number of results that the next step reads
 
 
-def _live_nodes(graph: Graph, outputs: Iterable[Value]) -> tuple[list[Node], set[Value]]:
-    """Return the nodes that these outputs depend on, without unread results, and all values that are read."""
-    read, nodes = set(outputs), list[Node]()
+def _live_nodes(graph: Graph, outputs: Iterable[Value]) -> tuple[list[Node], set[Value | None]]:
+    """Return the nodes that these outputs depend on, without unread results, and all operands that are read."""
+    read, nodes = set[Value | None](outputs), list[Node]()
     for node in reversed(graph.nodes):
         if not read.isdisjoint(node.results):
-            nodes.append(with_read_results(node, read))
-            read.update(v for v in nodes[-1].operands if v is not None)
+            live = with_read_results(node, read) if node.regions else node
+            nodes.append(live)
+            read.update(live.operands)
     return nodes[::-1], read
 
 
 def without_unread_parts(graph: Graph) -> Graph:
     """Return the graph without the nodes, constants and results of control flow that its results do not need."""
     nodes, read = _live_nodes(graph, graph.outputs)
-    inputs = tuple(i for i in graph.inputs if i.role != "constant" or i.value in read)
-    is_same = len(nodes) == len(graph.nodes) and len(inputs) == len(graph.inputs)
-    if is_same and all(a is b for a, b in zip(nodes, graph.nodes, strict=True)):
+    inputs = tuple([i for i in graph.inputs if i.role != "constant" or i.value in read])
+    if nodes == [*graph.nodes] and len(inputs) == len(graph.inputs):  # nodes are equal to themselves only
         return graph
     return graph.replaced(nodes=tuple(nodes), inputs=inputs)
 
 
-def with_read_results(node: Node, read: Collection[Value]) -> Node:
+def with_read_results(node: Node, read: Collection[Value | None]) -> Node:
     """Return a node of control flow with the results in ``read``, and those that these need in the next step."""
     if node.op not in CARRIED and node.op is not if_op:
         return node

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypedDict, Unpack, overload
 
@@ -60,7 +61,11 @@ class Pass:
             raise PassError(message, facts=facts, hint=hint or "use level=None for a pass that runs only on request")
 
     def __call__(self, graph: Graph, context: PassContext | None = None) -> Graph:
-        return self.run(graph, context or PassContext()) if _takes_context(self.run) else self.run(graph)
+        return self.run(graph, context or PassContext()) if self._takes_context else self.run(graph)
+
+    @cached_property
+    def _takes_context(self) -> bool:
+        return _takes_context(self.run)
 
     def __str__(self) -> str:
         return pass_text(self)

@@ -259,9 +259,10 @@ def rewrite(graph: Graph, rules: Sequence[Rule], observe: Observer | None = None
     if not rules:
         return graph
     by_op: dict[str, list[Rule]] = {}
+    reach = 0
     for one in rules:
         by_op.setdefault(one.pattern.op, []).append(one)
-    reach = max(one.pattern.depth for one in rules)
+        reach = max(reach, one.pattern.depth)
     rewritten: dict[int, Graph] = {}
     for current in _inner_first(graph):
         rewritten[id(current)] = _Worklist(_with_bodies(current, rewritten), by_op, reach, observe).run()
@@ -303,12 +304,12 @@ class _Worklist:
         self.recent: deque[str] = deque(maxlen=6)
 
     def run(self) -> Graph:
-        if not any(node.op.name in self.by_op for node in self.graph.nodes):
-            return self.graph
-        editor: Editor = self.graph.edit()
         # A dictionary is an ordered set: values come once, and the last one is removed in constant
         # time.
         pending = {node.result: None for node in self.graph.nodes if node.op.name in self.by_op}
+        if not pending:
+            return self.graph
+        editor: Editor = self.graph.edit()
         while pending:
             value, _ = pending.popitem()  # the last one, so that users come first
             node = editor.producer(value)

@@ -192,7 +192,7 @@ class Lowerings:
         return None
 
     def lowers(self, node: Node) -> bool:
-        return node.is_constant or self.find(node) is not None
+        return self.find(node) is not None or node.is_constant
 
     def falls_back(self, node: Node) -> bool:
         """Whether a node without a lowering runs as its NumPy reference."""

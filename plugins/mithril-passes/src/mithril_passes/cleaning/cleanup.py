@@ -28,8 +28,10 @@ def common_subexpression(graph: Graph) -> Graph:
     seen: dict[Any, Node] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        operands = tuple(None if v is None else replacements.get(v, v) for v in node.operands)
-        current = node if operands == node.operands else node.replaced(operands=operands)
+        current = node
+        if replacements:
+            operands = tuple(None if v is None else replacements.get(v, v) for v in node.operands)
+            current = node if operands == node.operands else node.replaced(operands=operands)
         key = _key(current)
         earlier = seen.setdefault(key, current) if key is not None else current
         if earlier is current:
@@ -69,10 +71,10 @@ def _key(node: Node) -> Any:
         # Any order that is the same for equal operands will do; values have no other order that costs
         # nothing.
         operands = tuple(sorted(operands, key=id))
-    regions = tuple(structural_hash(r) for r in node.regions)
+    regions = tuple(map(structural_hash, node.regions))
     # Other tags select a backend or a kernel: nodes that differ in them are different programs.
-    tags = {name: tag for name, tag in node.tags.items() if (name, tag) != BACKWARD}
-    return node.op, operands, attributes_key(node.attributes), regions, attributes_key(tags)
+    tags = attributes_key({n: tag for n, tag in node.tags.items() if (n, tag) != BACKWARD}) if node.tags else ()
+    return node.op, operands, attributes_key(node.attributes), regions, tags
 
 
 def constant_folding(graph: Graph, context: PassContext = NO_CONTEXT) -> Graph:
