@@ -236,6 +236,9 @@ def test_composites_that_run_by_their_bodies_are_checked_with_one_sample():
         shares = {name: sum(map(cls._is_representative, c)) / len(c) for name, c in cases.items()}
         return {name: shares[name] if cls._is_checked(c[0].op) else "one" for name, c in cases.items()}
 
+    def of_softmax(cls, test):
+        return [c.id for c in cls._cases_of(getattr(cls, test)) if c.op.name == "softmax"]
+
     class Numpy(BackendConformance):
         backend = "numpy"
 
@@ -247,5 +250,12 @@ def test_composites_that_run_by_their_bodies_are_checked_with_one_sample():
 
     assert checked(Numpy) == {"softmax": "one", "cumsum": 1}
     assert checked(Complete) == checked(Selected) == {"softmax": 1, "cumsum": 1}
-    samples = {c.number for c in Numpy.cases() if c.op.name == "softmax" and Numpy._is_representative(c)}
-    assert samples == {0}
+    own = [c.id for c in Numpy.cases() if c.op.name == "softmax" and c.dtype is None]
+    assert of_softmax(Numpy, "test_forward") == own
+    assert of_softmax(Numpy, "test_gradient") == ["softmax[0]"]
+    for test in ("test_forward", "test_gradient"):
+        assert of_softmax(Complete, test) == of_softmax(Selected, test)
+        assert {"softmax[0]", "softmax[0-float16]"} <= set(of_softmax(Complete, test))
+    assert of_softmax(Numpy, "test_same_source_twice") == []
+    assert of_softmax(Complete, "test_same_source_twice") == ["softmax[0]"]
+    assert {c.id for c in Numpy._cases_of(Numpy.test_forward)} >= {"cumsum[0]", "cumsum[0-float64]"}

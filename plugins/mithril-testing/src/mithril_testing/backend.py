@@ -58,8 +58,9 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     Of each operation: all samples in all dtypes, forward and backward; symbolic sizes with one program; special values
     in all combinations and thousands of others in every dtype (element-wise operations); sizes beyond every tile and
     threshold; repeated calls with other values; operands intact; the same source twice. Where the backend runs the body
-    of a composite, gradients, symbolic sizes and, in one form, sizes beyond tiles are checked with one sample, and
-    calls are not repeated: the operations of the body are checked themselves. ``--kit-bodies`` leaves nothing out.
+    of a composite, samples are checked in their own dtype, gradients, symbolic sizes and, in one form, sizes beyond
+    tiles with one sample, and programs are neither called nor built again, as the operations of the body are checked
+    themselves. ``--kit-bodies`` leaves nothing out.
 
     Of programs: random graphs with gradients, values of all ranks, casts between all pairs of dtypes, integers of all
     widths, rows of special values, 16-bit sums, control flow, parameters, results that share no memory, repeatability,
@@ -126,9 +127,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
             raise pytest.Collector.CollectError(str(error)) from error
         begin(cls, cls.operations(), metafunc.config, cls.exempt)
         if "case" in metafunc.fixturenames:
-            accepts = getattr(metafunc.function, "accepts", lambda case: True)
-            by_one = getattr(metafunc.function, "one_sample_of_bodies", False)
-            rows = [c for c in cases if accepts(c) and (not by_one or cls._is_representative(c))]
+            rows = cls._cases_of(metafunc.function)
             metafunc.parametrize("case", rows, ids=[c.id for c in rows])
         if "op" in metafunc.fixturenames:
             accepts = getattr(metafunc.function, "accepts", lambda op: True)
@@ -191,6 +190,17 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     _cases: ClassVar[dict[type, list[Case]]] = {}
 
     @classmethod
+    def _cases_of(cls, test: Callable[..., None]) -> list[Case]:
+        """Return the cases that a test is made for."""
+        accepts = getattr(test, "accepts", lambda case: True)
+        if getattr(test, "one_sample_of_bodies", False):
+            return [c for c in cls.cases() if accepts(c) and cls._is_representative(c)]
+        if getattr(test, "one_dtype_of_bodies", False):
+            return [c for c in cls.cases() if accepts(c) and (c.dtype is None or cls._is_checked(c.op))]
+        of_bodies = getattr(test, "of_bodies", True)
+        return [c for c in cls.cases() if accepts(c) and (of_bodies or cls._is_checked(c.op))]
+
+    @classmethod
     def _is_checked(cls, op: Op) -> bool:
         """Whether an operation has all checks: the backend has code of its own for it, or nothing is left out."""
         if cls._bodies or cls.ops is not None or not op.composite:
@@ -204,8 +214,8 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
 
     @classmethod
     def _is_representative(cls, case: Case) -> bool:
-        """Whether a case has all checks: every one of an operation with code of its own, else those of one sample."""
-        return cls._is_checked(case.op) or case.number == next(c.number for c in cls.cases() if c.op is case.op)
+        """Whether a case is checked: every one of an operation with code of its own, else the first."""
+        return cls._is_checked(case.op) or case is next(c for c in cls.cases() if c.op is case.op)
 
     # -- running ------------------------------------------------------------------------------------------------------
     def start(self, graph: Graph) -> Program:
@@ -343,11 +353,25 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     # -- samples ------------------------------------------------------------------------------------------------------
     def test_forward(self, case: Case) -> None:
         """Compare value, shape and dtype of every sample in every dtype."""
+        if case.number == 0 and case.dtype is None:
+            self._record_way(case)
 
         def action() -> None:
-            self.compare_sample("forward", case, lambda _: True, lambda c: (c.graph(), c.inputs()))
+            self.compare_sample("forward", case, self._has_dtype_to_check, lambda c: (c.graph(), c.inputs()))
 
         self.check(case.names(), action, [case.op.name])
+
+    def _has_dtype_to_check(self, case: Case) -> bool:
+        return case.dtype is None or self._is_checked(case.op)
+
+    test_forward.one_dtype_of_bodies = True  # type: ignore[attr-defined]
+
+    def _record_way(self, case: Case) -> None:
+        backend, options = self.make(), self.options()
+        calls = [node for node, _ in iterate(case.graph()) if node.op is case.op]
+        if calls:
+            way = "lowered" if all(backend.lowers(node, options) for node in calls) else "by their bodies"
+            record_way(type(self), case.op.name, way)
 
     def test_gradient(self, case: Case) -> None:
         """Compare the gradient program on the backend with the references'; ``OpConformance`` checks the gradient."""
@@ -389,10 +413,6 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
     def test_same_source_twice(self, case: Case) -> None:
         """Build twice: the source is the same, and imports nothing of mithril, except to call a plugin's lowering."""
         backend, options = self.make(), self.options()
-        calls = [node for node, _ in iterate(case.graph()) if node.op is case.op]
-        if calls:
-            way = "lowered" if all(backend.lowers(node, options) for node in calls) else "by their bodies"
-            record_way(type(self), case.op.name, way)
         first = self.start(case.graph()).executable
         graph = run_by(backend, options, case.graph(), self.host)
         second = backend.build(graph, options)
@@ -405,6 +425,7 @@ class BackendConformance(ProgramChecks, ClaimChecks, ConstantsConformance):
         assert not imports, f"generated code stands alone, yet it says: {imports[0]}"
 
     test_same_source_twice.accepts = lambda case: case.number == 0 and case.dtype is None  # type: ignore[attr-defined]
+    test_same_source_twice.of_bodies = False  # type: ignore[attr-defined]
 
     # -- operations ---------------------------------------------------------------------------------------------------
     def test_special_values(self, op: Op) -> None:
