@@ -132,12 +132,18 @@ def real(x):
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.resolve_neg()
 
 
+@pytest.fixture(scope="module")
+def functions():
+    """Return the module of all functions and its model: PyTorch traces it in more time than an engine takes to run it."""
+    module = Expressions(FUNCTIONS)
+    return module, ml.from_torch(module, inputs(), training=False)
+
+
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
-def test_values_and_gradients_equal_those_of_pytorch(backend):
-    module, tensors = Expressions(FUNCTIONS), inputs()
+def test_values_and_gradients_equal_those_of_pytorch(functions, backend):
+    (module, model), tensors = functions, inputs()
     x, y = (t.clone().requires_grad_() for t in tensors[:2])
     expected = [real(t) for t in pytree.tree_leaves(module(x, y, *tensors[2:]))]
-    model = ml.from_torch(module, tensors, training=False)
     compiled = ml.compile(model, backend, optimization_level="low", trainable=["x", "y"])
     arguments = dict(zip("xyim", tensors, strict=True))
     arguments = {n: t if backend == "torch" else t.numpy() for n, t in arguments.items()}
