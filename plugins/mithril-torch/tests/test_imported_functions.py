@@ -134,7 +134,7 @@ def real(x):
 
 @pytest.fixture(scope="module")
 def functions():
-    """Return the module of all functions and its model: PyTorch traces it in more time than an engine takes to run it."""
+    """Return the module of all functions and its model: tracing takes more time than compiling and running."""
     module = Expressions(FUNCTIONS)
     return module, ml.from_torch(module, inputs(), training=False)
 

@@ -1,6 +1,6 @@
 """Digests of generated programs: a change that must not alter programs prints the same table before and after.
 
-``python benchmarks/program_digests.py [--backends numpy,c] [--write FOLDER | --compare FOLDER]``: five models,
+``python tools/program_digests.py [--backends numpy,c] [--write FOLDER | --compare FOLDER]``: five models,
 inference and gradients, on each installed backend. ``--write`` writes the text of each program. ``--compare`` counts
 the programs that differ from these texts by the kind of the difference, and fails if one computes differently.
 """
