@@ -27,10 +27,7 @@ SOAKED = [
     )
 ]  # have tests marked soak
 FILE_BENCHMARKS = ("array_api", "onnx", "qdq")  # they measure checkouts and models that an argument names
-BENCHMARK_ARGUMENTS = {
-    "checkpoints": (("--engine", "jax"), ("--engine", "torch")),
-    "engines": (("openvino",), ("tinygrad",)),
-}  # of benchmarks that run for one engine only
+BENCHMARK_ARGUMENTS = {"checkpoints": (("--engine", "jax"), ("--engine", "torch"))}  # of one engine in each run
 PINNED = ["-c", "constraints.txt"]
 
 nox.options.sessions = ["lint", "types", "docs"]

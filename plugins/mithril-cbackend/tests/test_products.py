@@ -159,9 +159,14 @@ def test_known_packed_blocks_are_read_in_parts() -> None:
 FLOATS = {np.float16: 2e-3, ml_dtypes.bfloat16: 1e-2, np.float64: 1e-12}
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_other_floats(dtype: Any, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "dtype"),  # each layout with a type of 16 bits, whose elements are converted as they are read
+    [
+        ("NN", np.float16), ("TT", np.float16), ("NT", ml_dtypes.bfloat16), ("TN", ml_dtypes.bfloat16),
+        ("NN", np.float64), ("TT", np.float64),
+    ],
+)  # fmt: skip
+def test_other_floats(layout: str, dtype: Any) -> None:
     for m, constants in ((1, ()), (5, ("x1",)), (40, ()), (40, ("x1",))):
         check(LAYOUTS[layout], *operands(layout, m, 50, 70, dtype=dtype), rtol=FLOATS[dtype], constants=constants)
     check(LAYOUTS[layout], *operands(layout, 20, 300, 70, dtype=dtype), rtol=FLOATS[dtype], machine=SMALL)

@@ -250,8 +250,8 @@ def test_composites_that_run_by_their_bodies_are_checked_with_one_sample():
 
     assert checked(Numpy) == {"softmax": "one", "cumsum": 1}
     assert checked(Complete) == checked(Selected) == {"softmax": 1, "cumsum": 1}
-    own = [c.id for c in Numpy.cases() if c.op.name == "softmax" and c.dtype is None]
-    assert of_softmax(Numpy, "test_forward") == own
+    samples = [c.id for c in Numpy.cases() if c.op.name == "softmax" and c.dtype is None]
+    assert of_softmax(Numpy, "test_forward") == samples
     assert of_softmax(Numpy, "test_gradient") == ["softmax[0]"]
     for test in ("test_forward", "test_gradient"):
         assert of_softmax(Complete, test) == of_softmax(Selected, test)

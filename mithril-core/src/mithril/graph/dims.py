@@ -474,7 +474,7 @@ def numel(shape: Shape) -> Size:
     return math.prod(shape) if is_static(shape) else product(shape)
 
 
-INTEGERS = {int}  # bool, a subclass, is no size
+INTEGERS = {int}  # without bool, its subclass
 
 
 def shape_text(shape: Shape) -> str:
