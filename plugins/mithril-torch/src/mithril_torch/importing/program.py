@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from mithril.graph import Dim, UnsupportedError
 from mithril_importing.names import result_names
+from mithril_torch.importing import packed
 from mithril_torch.importing.gradients import mark_stopped
 from mithril_torch.importing.table import array_of
 from mithril_torch.importing.whole import kept_whole, of_composites
@@ -159,6 +160,7 @@ def export(
     canonical = {name: first[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
     with kept_whole(), returning(module, outputs):
         program = torch.export.export(_Root(module), args, dict(kwargs), dynamic_shapes=shapes, strict=False)
+    packed.require_readers(program.graph)
     mark_stopped(program)
     program = own_decompositions(program.run_decompositions(decompositions()), has_meaning)
     params, buffers, constants, inputs = {}, {}, {}, {}

@@ -50,11 +50,15 @@ def _run(
     dropout: float,
     train: bool,
     bidirectional: bool,
-    batch_first: bool,
+    batch_first: bool = False,
     *,
     layer: Any,
+    valid: Any = None,
 ) -> tuple[Any, list[Any]]:
-    """Return the outputs of the last layer and the final states, stacked by layer and direction."""
+    """Return the outputs of the last layer and the final states, stacked by layer and direction.
+
+    ``valid`` [steps, batch, 1] is false beyond the end of a row, whose states remain those of its last step.
+    """
     if len(x.shape) != 3:
         raise UnsupportedError("a recurrent operator requires a batch axis", hint="pass x[None], or x[:, None]")
     x = ops.transpose(as_value(x), perm=(1, 0, 2)) if batch_first else as_value(x)
@@ -72,10 +76,16 @@ def _run(
             carry = tuple(as_value(s)[place] for s in states)
 
             def body(carry: Any, xs: Any, w: Any = w_h, b: Any = b_h, projection: Any = projection) -> Any:
-                after = step(xs, carry, w, b, *projection)
-                return after, after[0]
+                if valid is None:
+                    after = step(xs, carry, w, b, *projection)
+                    return after, after[0]
+                now, is_valid = xs
+                new = step(now, carry, w, b, *projection)
+                after = tuple(ops.where(is_valid, a, b) for a, b in zip(new, carry, strict=True))
+                return after, ops.where(is_valid, new[0], 0.0)
 
-            last, ys = ops.scan(body, carry, projected, reverse=bool(direction))
+            steps = projected if valid is None else (projected, valid)
+            last, ys = ops.scan(body, carry, steps, reverse=bool(direction))
             outputs.append(ys)
             finals.append(list(last))
         x = ops.concat(*outputs, axis=-1) if directions == 2 else outputs[0]
@@ -93,10 +103,45 @@ def _recurrent(step: Step) -> Callable[..., tuple[Any, ...]]:
     return run
 
 
-row("mithril::lstm")(_recurrent(_lstm))
-row("mithril::gru")(_recurrent(_gru))
-row("mithril::rnn_tanh")(_recurrent(_rnn(ops.tanh)))
-row("mithril::rnn_relu")(_recurrent(_rnn(ops.relu)))
+# -- packed sequences: rows [steps * batch, features] and lengths --------------------------------------------------
+def _rows(data: Any, lengths: Any) -> Any:
+    """Return [steps, batch, features]."""
+    return ops.reshape(as_value(data), shape=(-1, lengths.shape[0], *data.shape[1:]))
+
+
+def _valid(steps: Any, lengths: Any) -> Any:
+    """Return whether each step [steps, batch] is within the length of its row."""
+    return ops.less(ops.iota(shape=(steps, 1), axis=0, dtype="int64"), ops.unsqueeze(as_value(lengths), axis=0))
+
+
+def _recurrent_of_packed(step: Step) -> Callable[..., tuple[Any, ...]]:
+    def run(data: Any, lengths: Any, states: Any, params: Any, *settings: Any, layer: Any) -> tuple[Any, ...]:
+        x = _rows(data, lengths)
+        valid = ops.unsqueeze(_valid(x.shape[0], lengths), axis=2)
+        y, finals = _run(step, x, states, params, *settings, layer=layer, valid=valid)
+        return (ops.reshape(y, shape=(-1, y.shape[2])), *finals)
+
+    return run
+
+
+@row("mithril::pack")
+def pack(x: Any, lengths: Any, batch_first: bool) -> Any:
+    x = as_value(x)
+    x = ops.transpose(x, perm=(1, 0, *range(2, len(x.shape)))) if batch_first else x
+    return ops.reshape(x, shape=(-1, *x.shape[2:]))
+
+
+@row("mithril::unpack")
+def unpack(data: Any, lengths: Any, steps: Any, batch_first: bool, padding: float) -> Any:
+    y = _rows(data, lengths)
+    axes = tuple(range(2, len(y.shape)))
+    y = ops.where(ops.unsqueeze(_valid(steps, lengths), axis=axes), y, padding)
+    return ops.transpose(y, perm=(1, 0, *axes)) if batch_first else y
+
+
+for _name, _step in {"lstm": _lstm, "gru": _gru, "rnn_tanh": _rnn(ops.tanh), "rnn_relu": _rnn(ops.relu)}.items():
+    row(f"mithril::{_name}")(_recurrent(_step))
+    row(f"mithril::packed_{_name}")(_recurrent_of_packed(_step))
 
 
 @row("mithril::ctc_loss")

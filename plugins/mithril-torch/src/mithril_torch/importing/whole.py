@@ -16,15 +16,16 @@ from typing import Any
 import torch
 import torch.overrides
 
+from mithril_torch.importing import packed
+
 _RECURRENT = "(Tensor x, Tensor[] states, Tensor[] params, bool biases, int layers, float dropout, bool train, "
 _RECURRENT += "bool bidirectional, bool batch_first) -> Tensor[]"
-_RECURRENT_NAMES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _CTC = (
     "(Tensor x, Tensor labels, Tensor x_lengths, Tensor label_lengths, int blank, int reduction, bool zero) -> Tensor"
 )
 
 _library = torch.library.Library("mithril", "FRAGMENT")
-for _name in _RECURRENT_NAMES:
+for _name in packed.NAMES:
     _library.define(_name + _RECURRENT)
 _library.define("ctc_loss" + _CTC)
 
@@ -50,21 +51,20 @@ def _eager(original: Any, x: Any, states: Any, params: Any, *settings: Any) -> l
     return list(results)
 
 
-for _name in _RECURRENT_NAMES:
+for _name in packed.NAMES:
     _library.impl(_name, _recurrent, "Meta")
     _library.impl(_name, partial(_eager, getattr(torch._VF, _name)), "CPU")
 _library.impl("ctc_loss", _ctc_loss, "Meta")
 _library.impl("ctc_loss", torch.ctc_loss, "CPU")
 
 
-def _replaced(name: str, original: Any) -> Any:
+def _replaced(name: str) -> Any:
     operator = getattr(torch.ops.mithril, name)
 
     def recurrent(x: Any, states: Any, params: Any, *settings: Any) -> Any:
         single = isinstance(states, torch.Tensor)
-        # Packed sequences, whose second operand is their batch sizes.
-        if single and states.dtype == torch.int64:
-            return original(x, states, params, *settings)
+        if packed.is_packed(states):
+            return packed.recurrent(name, x, states, params, *settings)
         return tuple(operator(x, [states] if single else list(states), list(params), *settings))
 
     return recurrent
@@ -195,7 +195,8 @@ def of_composites() -> dict[Any, Any]:
 @contextmanager
 def kept_whole() -> Iterator[None]:
     """Replace the functions of PyTorch while a module is exported."""
-    replaced = [(torch._VF, name, _replaced(name, getattr(torch._VF, name))) for name in _RECURRENT_NAMES]
+    replaced = [(torch._VF, name, _replaced(name)) for name in packed.NAMES]
+    replaced += packed.replaced()
     replaced.append((torch, "ctc_loss", _ctc))
     replaced.append((torch.nn.modules.transformer, "_detect_is_causal_mask", _detect_is_causal_mask))
     originals = {(id(place), name): vars(place).get(name) for place, name, _ in replaced}
