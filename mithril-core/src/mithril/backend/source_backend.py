@@ -95,7 +95,7 @@ class SourceBackend(Backend):
             extra = plugin_lowerings(self.name)
             table = self._made_tables[semantics, generation] = base.extend(extra) if extra else base
         self._latest = options, generation, table
-        return table  # type: ignore[no-any-return]
+        return table
 
     def differentiable_table(self, options: BuildOptions) -> Lowerings:
         """Return the table of source that the framework differentiates."""

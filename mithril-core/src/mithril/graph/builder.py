@@ -187,7 +187,7 @@ class Builder:
             self.nodes.append(
                 Node(node.op, operands, node.attributes, results, node.regions, origin, node.tags or self.tags)
             )
-        return tuple(map(mapping.__getitem__, graph.outputs))  # type: ignore[misc]
+        return tuple([mapping[v] for v in graph.outputs])  # type: ignore[misc]
 
     def build(self, outputs: Value | Iterable[Value | Output] | Mapping[str, Value]) -> Graph:
         """Return the graph. A mapping of ``outputs`` also provides their names, an ``Output`` its role."""
