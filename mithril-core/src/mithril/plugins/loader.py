@@ -216,13 +216,19 @@ def _text(distribution: Distribution, name: str) -> str | None:
     """Return the text of a metadata file, or None; an absent folder or one that is not readable has none."""
     folder = getattr(distribution, "_path", None)
     try:
-        # ``read_text`` goes through pathlib and takes three times as long, for each distribution that is installed.
-        if isinstance(folder, Path):
-            with open(f"{folder}/{name}", "rb", buffering=0) as file:
-                return file.readall().decode(errors="replace")
-        return distribution.read_text(name)
+        return _read(f"{folder}/{name}") if isinstance(folder, Path) else distribution.read_text(name)
     except OSError:
         return None
+
+
+def _read(path: str) -> str:
+    # Metadata are read for each installed distribution, and most of that time is in system calls: these are half of
+    # those of ``open``, and a sixth of the time of ``read_text``.
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return b"".join(iter(lambda: os.read(descriptor, 65536), b"")).decode(errors="replace")
+    finally:
+        os.close(descriptor)
 
 
 def _headers(distribution: Distribution) -> dict[str, list[str]]:
