@@ -455,19 +455,22 @@ def test_outcome_of_a_bad_plugin(site, installed, bad):
         assert len(recorded) == (bad.outcome != "warning")
 
 
-def test_two_folders_of_metadata_in_one_folder_are_named(site, installed):
-    for version in ("1.0", "2.0"):
-        site.install("bad-kit", "def mithril_passes(): return []", version=version)
+@pytest.mark.parametrize("versions", [("1.0", "2.0"), ("1.0", "1.0")], ids=["versions", "twins"])
+def test_two_folders_of_metadata_in_one_folder_are_named(site, installed, versions):
+    for name, version in zip(("bad-kit", "Bad-Kit"), versions, strict=True):
+        site.install(name, "def mithril_passes(): return []", version=version, entry="bad", module="bad_kit_plugin")
     installed()
-    with pytest.warns(PluginWarning, match="2 folders of metadata describe bad-kit"):
+    with pytest.warns(PluginWarning, match="2 folders of metadata describe (?i:bad-kit)"):
         result = plain()
     (record,) = result.plugins
-    assert record.problems == ("2 folders of metadata describe bad-kit",)
-    with pytest.raises(StrictError, match="2 folders of metadata describe bad-kit") as caught:
+    name = record.distribution
+    assert record.problems == (f"2 folders of metadata describe {name}",)
+    with pytest.raises(StrictError, match="2 folders of metadata describe") as caught:
         plain(strict=True)
     assert str(caught.value).startswith(
-        f"strict=True: ignored: bad-kit {record.version} is doubtful: 2 folders of metadata describe bad-kit: "
-        f"versions 1.0, 2.0 in {site.folder} (pip uninstall bad-kit, until pip finds none, and install it again)"
+        f"strict=True: ignored: {name} {record.version} is doubtful: 2 folders of metadata describe {name}: "
+        f"versions {', '.join(versions)} in {site.folder} "
+        f"(pip uninstall {name}, until pip finds none, and install it again)"
     )
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from mithril import InputError
 from mithril_tools.cli.verify import (
     SUMMARY,
     _doctor,
     _is_covered,
     _is_library,
+    examine,
     faults_of,
     requirement,
     summary_of,
@@ -124,6 +126,19 @@ def test_plugins_show_what_a_distribution_states(tmp_path, monkeypatch):
         (folder / SUMMARY).write_text(text)
         assert summary_of("mithril-shiny") == expected
     assert summary_of("mithril-nobody") == ""
+
+
+def test_a_build_that_fails_is_an_error_with_its_cause(tmp_path):
+    (tmp_path / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "broken"\nbackend-path = ["."]\n'
+    )
+    (tmp_path / "broken.py").write_text("def build_wheel(*given):\n    raise ValueError('invalid version `one`')\n")
+    with pytest.raises(InputError) as caught:
+        examine(tmp_path, tmp_path, offline=True)
+    assert str(caught.value) == (
+        f"the wheel of {tmp_path} cannot be built\n  ValueError: invalid version `one`\n"
+        f"hint: correct pyproject.toml; `pip wheel --no-deps --no-build-isolation {tmp_path}` shows all of its output"
+    )
 
 
 def test_a_wheel_without_a_plugin_that_loads_is_a_fault(tmp_path):

@@ -191,7 +191,7 @@ def find() -> list[Plugin]:
 
     plugins: dict[tuple[str, str], Plugin] = {}
     first: dict[str, Distribution] = {}  # of a name on sys.path, which Python imports from
-    versions: dict[str, set[str]] = {}  # in the folders of metadata next to the first one
+    versions: dict[str, dict[Any, str]] = {}  # by the folders of metadata next to the first one
     for distribution in distributions():
         text = _text(distribution, "entry_points.txt")
         if not text or f"[{GROUP}]" not in text:
@@ -203,12 +203,14 @@ def find() -> list[Plugin]:
         # the second do not apply.
         if owner is not distribution and owner.locate_file("") != distribution.locate_file(""):
             continue
-        versions.setdefault(normalized(name), set()).add(headers["Version"][0])
+        # A folder that is twice on sys.path describes the plugin once.
+        place = getattr(distribution, "_path", distribution)
+        versions.setdefault(normalized(name), {})[place] = headers["Version"][0]
         for plugin in _entries(headers, text):
             plugins.setdefault((plugin.name, normalized(name)), plugin)
     for (_, name), plugin in plugins.items():
         if len(versions[name]) > 1:
-            plugin.doubts.append(_described_twice(plugin, sorted(versions[name]), first[name]))
+            plugin.doubts.append(_described_twice(plugin, sorted(versions[name].values()), first[name]))
     return [plugins[key] for key in sorted(plugins)]
 
 

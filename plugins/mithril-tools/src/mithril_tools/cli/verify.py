@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 
-from mithril import __version__
+from mithril import InputError, __version__
 from mithril_tools.cli.output import json_option, print_json
 
 SUMMARY = "mithril-kit.json"  # in the folder of the metadata
@@ -85,7 +85,9 @@ class Report:
 def examine(folder: Path, scratch: Path, offline: bool) -> Report:
     """Build, check, install and test a distribution."""
     isolation = ["--no-build-isolation"] if offline else []
-    _pip("wheel", "-q", "--no-deps", *isolation, "-w", str(scratch), str(folder))
+    build = ("wheel", "--no-deps", *isolation, str(folder))
+    hint = f"correct pyproject.toml; `pip {' '.join(build)}` shows all of its output"
+    _pip(f"the wheel of {folder} cannot be built", hint, *build, "-q", "-w", str(scratch))
     (wheel,) = scratch.glob("*.whl")
     is_library = _is_library(folder)
     report = Report(wheel, wheel.read_bytes(), list(faults_of(wheel, is_library)))
@@ -141,10 +143,13 @@ def faults_of(wheel: Path, is_library: bool = False) -> Iterator[str]:
         yield f"a top-level package {name}"
 
 
-def _pip(*arguments: str) -> None:
+def _pip(failure: str, hint: str, *arguments: str) -> None:
     done = subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise click.ClickException(f"pip {arguments[0]} fails:\n{done.stderr.strip() or done.stdout.strip()}")
+        output = done.stdout + done.stderr
+        # The exception of a build, without its traceback, else the errors of pip itself.
+        causes = re.findall(r"^\s*([\w.]*Error: .*)", output, re.MULTILINE) or re.findall("ERROR: (.*)", output)
+        raise InputError(failure, facts=causes[-1:] or [output.strip()], hint=hint)
 
 
 def _environment(place: Path, wheel: Path, offline: bool) -> Path:
@@ -152,10 +157,12 @@ def _environment(place: Path, wheel: Path, offline: bool) -> Path:
     venv.create(place)
     python = place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     install = ["--python", str(python), "install", "-q", "--no-warn-script-location"]
+    failure = f"{wheel.name} cannot be installed"
     if not offline:
-        _pip(*install, requirement(wheel), *TESTERS)
+        hint = "correct its requirements, or give --offline to take them from this environment"
+        _pip(failure, hint, *install, requirement(wheel), *TESTERS)
         return python
-    _pip(*install, "--no-deps", str(wheel))
+    _pip(failure, "correct its metadata", *install, "--no-deps", str(wheel))
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(place)}))
     # Packages of the wheel come first; this environment has the others.
     (site / "requirements.pth").write_text("\n".join(path for path in sys.path if os.path.isdir(path)))
