@@ -9,7 +9,7 @@ import pytest
 import mithril as ml
 from mithril.backend import BuildOptions
 from mithril.graph import dtype as as_dtype, evaluate
-from mithril.models import Linear, Relu, Sequential, Sort
+from mithril.models import AvgPool2d, Linear, MaxPool2d, Relu, Sequential, Sort
 from mithril_testing import CORE_SET, BackendConformance, assert_close, backend_cases, tolerance
 from mithril_testing.grown import join_graphs
 
@@ -44,6 +44,15 @@ def test_the_core_set_in_one_program():
         assert_close(results[name], reference, tolerance(as_dtype(reference.dtype), 4.0), name)
     assert len(graphs) == 38  # no sample of cast has only these dtypes
     assert not executable.fallbacks
+
+
+def test_windows_of_a_batch_without_rows():
+    model = Sequential(MaxPool2d(2), AvgPool2d(2))
+    compiled = ml.compile(model, "openvino", shapes={"input": ["B", 3, 8, 8]}, inference=True)
+    for rows in (0, 2):
+        output = compiled.evaluate({}, {"input": np.ones((rows, 3, 8, 8), np.float32)})["output"]
+        np.testing.assert_array_equal(output, np.ones((rows, 3, 2, 2)))
+    assert not compiled.decisions.of("fallback")
 
 
 def test_gradients_are_those_by_hand_and_references_run_in_the_model():

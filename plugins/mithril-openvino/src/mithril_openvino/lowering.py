@@ -88,13 +88,13 @@ native.row("iota", "ov.constant(np.indices({shape})[{axis}].astype({dtype}))")
 native.row("size_value", "ov.constant({value}, {dtype})")
 native.function("barrier", view=True)(operands_unchanged)
 windows = {
-    "max_pool": "ov.max_pool({x}, {stride}, {dilation}, *nodes.sides({padding}), {kernel}).output(0)",
-    "avg_pool": "ov.avg_pool({x}, {stride}, *nodes.sides({padding}), {kernel}, not {count_include_pad})",
+    "max_pool": "ov.max_pool({x}, {stride}, {dilation}, *zip(*{padding}), {kernel}).output(0)",
+    "avg_pool": "ov.avg_pool({x}, {stride}, *zip(*{padding}), {kernel}, not {count_include_pad})",
 }
 native.rows(windows, when=is_window)
 native.row(
     "pad",
-    'ov.pad({x}, *map(nodes.ints, nodes.sides({widths})), "constant", ov.constant({value}, {dtype}))',
+    'ov.pad({x}, *map(nodes.ints, zip(*{widths})), "constant", ov.constant({value}, {dtype}))',
     when=lambda node: has_axes(node) and node.attributes["mode"] == "constant",
 )
 

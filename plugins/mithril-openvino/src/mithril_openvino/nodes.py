@@ -32,22 +32,18 @@ def ints(values: Any) -> Value:
 
 
 # -- operations --------------------------------------------------------------------------------------------------------
-def sides(padding: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    return [before for before, _ in padding], [after for _, after in padding]
-
-
 def conv_(x: Value, w: Value, stride: Any, padding: Any, dilation: Any, groups: int) -> Value:
     if groups == 1:
-        return ov.convolution(x, w, stride, *sides(padding), dilation)
+        return ov.convolution(x, w, stride, *zip(*padding, strict=True), dilation)
     kernel = reshape_(w, (groups, shape_of(w)[0] // groups, *shape_of(w)[1:]))
-    return ov.group_convolution(x, kernel, stride, *sides(padding), dilation)
+    return ov.group_convolution(x, kernel, stride, *zip(*padding, strict=True), dilation)
 
 
 def conv_input_grad_(g: Value, w: Value, shape: Any, stride: Any, padding: Any, dilation: Any) -> Value:
     sizes = zip(shape[2:], shape_of(g)[2:], shape_of(w)[2:], stride, padding, dilation, strict=True)
     # of the images that give the same result, the one of this size
     extra = [n - ((m - 1) * s - p - q + (k - 1) * d + 1) for n, m, k, s, (p, q), d in sizes]
-    return ov.convolution_backprop_data(g, w, stride, None, *sides(padding), dilation, output_padding=extra)
+    return ov.convolution_backprop_data(g, w, stride, None, *zip(*padding, strict=True), dilation, output_padding=extra)
 
 
 def reshape_(x: Value, shape: Sequence[int]) -> Value:
