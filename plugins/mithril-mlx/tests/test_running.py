@@ -237,3 +237,11 @@ def test_gradients_of_a_mixture_of_experts_under_mx_compile():
     for name, slope in gradients[0].items():
         assert np.abs(slope).max() > 0
         np.testing.assert_allclose(gradients[1][name], slope, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", [lambda x: x, lambda x: x.T, lambda x: x[:, 1]])
+def test_other_engines_read_arrays_of_bfloat16(layout):
+    x = layout(mx.array([[1.5, 2.0], [3.0, -4.0]], dtype=mx.bfloat16))
+    array = ml.NumpyBackend().array(x)
+    assert array.dtype.name == "bfloat16"
+    np.testing.assert_array_equal(array.astype(np.float32), np.asarray(x.astype(mx.float32)))

@@ -32,7 +32,13 @@ def to_numpy(x: Any, noun: str = "the array") -> np.ndarray[Any, Any]:
         if str(x.dtype).endswith("bfloat16"):
             return x.float().numpy().astype(as_dtype("bfloat16").numpy)  # type: ignore[no-any-return]
         return x.numpy()  # type: ignore[no-any-return]
-    return np.asarray(x)
+    try:
+        return np.asarray(x)
+    except ValueError:  # NumPy reads no buffers of bfloat16
+        if not str(getattr(x, "dtype", "")).endswith("bfloat16"):
+            raise
+        data = memoryview(x).tobytes()
+        return np.frombuffer(data, as_dtype("bfloat16").numpy).reshape(x.shape)
 
 
 def is_sparse(x: Any) -> bool:

@@ -36,6 +36,7 @@ ROUTED = (
     sample((6, 4), (3, 4, 5), ints((6,), 0, 2)),
     sample((3, 1, 4), (3, 4, 2), ints((3, 2), 0, 2), label="several experts"),
     sample((4, 3), (2, 3, 5), exactly(1, 2, -1, 1, dtype="int32"), label="outside"),
+    sample((4, 3), (2, 3, 5), exactly(1, 2**32, -(2**32), 0, dtype="int64"), label="beyond 32 bits"),
     sample((3, 4), (4, 4, 2), ints((2, 3), 0, 3), label="rows of several"),
     sample((2, 3, 4), (3, 4, 2), ints((3,), 0, 2), label="numbers of several"),
 )

@@ -137,8 +137,8 @@ def matmul(a, b):
 # -- mixtures of experts ------------------------------------------------------------------------------------------
 def by_expert(experts, count):
     """Return the expert of each row, its position in the order of the experts, and sizes and starts of their groups."""
-    numbers = mx.stop_gradient(experts).reshape(-1).astype(mx.int32)
-    numbers = mx.where((numbers >= 0) & (numbers < count), numbers, count)
+    numbers = mx.stop_gradient(experts).reshape(-1).astype(mx.int64)
+    numbers = mx.where((numbers >= 0) & (numbers < count), numbers, count).astype(mx.int32)
     order = mx.argsort(numbers)
     sizes = mx.sum(numbers[:, None] == mx.arange(count), axis=0)
     return numbers, order, sizes, mx.cumsum(sizes) - sizes
