@@ -36,3 +36,16 @@ def test_parameters_of_numpy_are_converted():
     result = function(compiled.params, mx.array(x))["output"]
     expected = x @ params["first.weight"].T + params["first.bias"]
     np.testing.assert_allclose(np.array(result.astype(mx.float32)), expected, atol=2e-2)
+
+
+def test_derivatives_of_empty_arrays_read_no_memory_of_others():
+    """MLX sums transposed arrays without elements to whatever was in memory."""
+    channels_last = ml.ops.transpose(ml.IOKey("x", shape=[None, 3, 4, 4]), perm=(0, 2, 3, 1))
+    total = channels_last + ml.IOKey("b", shape=[3], trainable=True)
+    compiled = ml.compile(Model.create(outputs={"y": ml.ops.transpose(total, perm=(0, 3, 1, 2))}), "mlx")
+    function, b, x = compiled.to_function(training=True), {"b": mx.ones(3)}, mx.zeros((0, 3, 4, 4))
+    assert function(b, x)["y"].shape == x.shape
+    for _ in range(8):
+        mx.eval([mx.full((n,), 7.0) for n in (1, 2, 3, 4, 8, 16) for _ in range(50)])
+        derived = mx.grad(lambda b: (function(b, x)["y"] * x).sum())(b)
+        assert not np.array(derived["b"]).any()

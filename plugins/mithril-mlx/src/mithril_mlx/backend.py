@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -21,6 +22,7 @@ from mithril.backend import (
     columns,
     memory_plan,
 )
+from mithril.derivatives import gradients
 from mithril.graph import (
     ALL,
     BackendError,
@@ -113,6 +115,37 @@ class MlxBackend(SourceBackend):
             for name in sorted({node.op.name for node, _ in iterate(graph)} & set(DIFFERENT)):
                 options.decisions.record("choice", f"'{name}' as MLX has it: {DIFFERENT[name]}")
         return runner(forward, graph, options, self.device, lambda node: self.falls_back(node, options))
+
+    def differentiable(self, graph: Graph, options: BuildOptions | None = None) -> Forward:
+        forward = super().differentiable(graph, options)
+
+        def with_empty_derivatives(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+            if all(x.size for x in inputs.values()):
+                return forward(params, inputs)
+            function = mx.custom_function(lambda params, inputs: forward(params, inputs))
+            function.vjp(partial(self._empty_derivatives, graph))
+            results: dict[str, Any] = function(dict(params), dict(inputs))
+            return results
+
+        return with_empty_derivatives
+
+    def _empty_derivatives(
+        self, graph: Graph, primals: Any, cotangents: Mapping[str, Any], _: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the cotangents of parameters and inputs by mithril's own differentiation.
+
+        MLX 0.32 would sum transposed arrays without elements to memory of other arrays.
+        """
+        params, inputs = primals
+        floats = [i.name for i in graph.arguments if i.type.dtype.is_float]
+        backward = self.decomposed(gradients(graph, list(cotangents), floats), BuildOptions())
+        slopes = {cotangent_name(name): g for name, g in cotangents.items()}
+        results = self.build(backward, BuildOptions(jit=False))(params, {**inputs, **slopes})
+
+        def of(arrays: Mapping[str, Any]) -> dict[str, Any]:
+            return {n: results.get(result_name("gradient", n), mx.zeros_like(x)) for n, x in arrays.items()}
+
+        return of(params), of(inputs)
 
     def differentiated(self, forward: Forward, output_names: tuple[str, ...], wrt: tuple[str, ...]) -> Forward:
         def with_gradients(params: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
