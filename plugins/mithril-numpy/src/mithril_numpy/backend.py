@@ -26,7 +26,7 @@ from mithril.ops import conv, conv_input_grad
 from mithril_numpy.diagnosis import facts
 from mithril_numpy.lowering import table
 
-ERF_STEPS = 6 * 16384 * 4  # bytes: the steps of the rational function, for a block
+ERF_STEPS = 6 * 16384  # elements: the steps of the rational function, for a block
 
 
 class NumpyBackend(SourceBackend):
@@ -74,7 +74,7 @@ class NumpyBackend(SourceBackend):
 
     def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
         if node.op is ops.erf:
-            return min(6 * nbytes(node.result.type, sizes), ERF_STEPS)
+            return min(6 * nbytes(node.result.type, sizes), ERF_STEPS * node.result.dtype.itemsize)
         return max(columns(node, sizes) - nbytes(node.result.type, sizes), super().workspace(node, sizes))
 
     @classmethod
