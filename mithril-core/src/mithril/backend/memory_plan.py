@@ -101,8 +101,11 @@ def nbytes(t: TensorType, sizes: Mapping[str, int] | None = None) -> int:
     return int(count) * t.dtype.itemsize
 
 
-def columns(node: Node, sizes: Mapping[str, int] | None = None) -> int:
-    """Return the bytes of a convolution's im2col matrix and padded input; 0 for other nodes."""
+def columns(node: Node, sizes: Mapping[str, int] | None = None, at_once: int | None = None) -> int:
+    """Return the bytes of a convolution's im2col matrix and padded input; 0 for other nodes.
+
+    ``at_once``: bytes up to which several images are unfolded at once, instead of all.
+    """
     # Operand numbers of image, kernel and output; None is the node's result.
     roles = {ops.conv: (0, 1, None), ops.conv_input_grad: (None, 1, 0), ops.conv_weight_grad: (0, None, 1)}
     if node.op not in roles:
@@ -120,7 +123,9 @@ def columns(node: Node, sizes: Mapping[str, int] | None = None) -> int:
         return 0
     x, y = shape(data), shape(result)
     padded = math.prod(x[:2]) * math.prod(n + sum(p) for n, p in zip(x[2:], node.attributes["padding"], strict=True))
-    return int(x[0] * x[1] * window * math.prod(y[2:]) + padded) * data.dtype.itemsize
+    image = x[1] * window * math.prod(y[2:]) * data.dtype.itemsize
+    images = x[0] if at_once is None else min(x[0], max(1, at_once // max(1, image)))
+    return int(images * image + padded * data.dtype.itemsize)
 
 
 def lifetimes(

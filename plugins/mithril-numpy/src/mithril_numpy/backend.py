@@ -26,6 +26,7 @@ from mithril.ops import conv, conv_input_grad
 from mithril_numpy.diagnosis import facts
 from mithril_numpy.lowering import table
 
+UNFOLDED = 2**20  # bytes of the images that a convolution unfolds at once
 ERF_STEPS = 6 * 16384  # elements: the steps of the rational function, for a block
 
 
@@ -75,7 +76,7 @@ class NumpyBackend(SourceBackend):
     def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
         if node.op is ops.erf:
             return min(6 * nbytes(node.result.type, sizes), ERF_STEPS * node.result.dtype.itemsize)
-        return max(columns(node, sizes) - nbytes(node.result.type, sizes), super().workspace(node, sizes))
+        return max(columns(node, sizes, UNFOLDED), super().workspace(node, sizes))
 
     @classmethod
     def diagnose(cls) -> dict[str, str]:

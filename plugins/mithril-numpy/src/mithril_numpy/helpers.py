@@ -57,13 +57,13 @@ def erf_double(x):
     tail = np.flatnonzero(np.abs(z) >= 0.84375)
     t = np.abs(z[tail])
     # For 0.46875 to 4; beyond, exp(-t * t) hides its error.
-    first = (2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594, 6.61191906371416295e1)
-    last = (1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2, 1.62138957456669019e3)
+    above = (2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594, 6.61191906371416295e1)
+    below = (1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2, 1.62138957456669019e3)
     middle = (2.98635138197400131e2, 8.81952221241769090e2, 1.71204761263407058e3)
     scaled = rational(
         t,
-        (*first, *middle, 2.05107837782607147e3, 1.23033935479799725e3),
-        (*last, 3.29079923573345963e3, 4.36261909014324716e3, 3.43936767414372164e3, 1.23033935480374942e3),
+        (*above, *middle, 2.05107837782607147e3, 1.23033935479799725e3),
+        (*below, 3.29079923573345963e3, 4.36261909014324716e3, 3.43936767414372164e3, 1.23033935480374942e3),
     )
     y[tail] = np.copysign(1 - scaled * np.exp(-t * t), z[tail])
     return y
@@ -261,28 +261,42 @@ def windows(x, kernel, stride, padding, dilation):
     return np.lib.stride_tricks.as_strided(x, (*x.shape[:2], *counts, *kernel), strides, writeable=False)
 
 
-@needs(windows)
+def product(sizes):
+    """Return the product of integers; np.prod takes longer than a small convolution's copies."""
+    import math
+
+    return math.prod(sizes)
+
+
+@needs(product, windows)
 def columns(x, kernel, stride, padding, dilation, groups):
-    """Return im2col patches: [batch, groups, channels / groups * kernel, windows]."""
+    """Yield im2col patches [images, groups, channels / groups * kernel, windows], with the slice of their images."""
     view = windows(x, kernel, stride, padding, dilation)
-    n, channels, rank = view.shape[0], view.shape[1], len(kernel)
-    order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
-    per_group = channels // groups * int(np.prod(kernel))
-    return view.transpose(order).reshape(n, groups, per_group, int(np.prod(view.shape[2 : 2 + rank])))
+    rank = len(kernel)
+    view = view.transpose(0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
+    rows, count = x.shape[1] // groups * product(kernel), product(view.shape[2 + rank :])
+    images = min(len(x), max(1, 2**20 // max(1, groups * rows * count * x.itemsize)))  # a MiB stays in a cache
+    patches = np.empty((images, *view.shape[1:]), x.dtype)
+    for start in range(0, len(x), max(1, images)):
+        part = slice(start, min(start + images, len(x)))
+        block = patches[: part.stop - start]
+        np.copyto(block, view[part])
+        yield part, block.reshape(len(block), groups, rows, count)
 
 
-@needs(columns, single)
+@needs(columns, product, single)
 def conv(x, w, shape, stride, padding, dilation, groups):
     """Convolve by one matrix product per image: kernels as rows, patches as columns."""
-    kernels = single(w).reshape(groups, w.shape[0] // groups, int(np.prod(w.shape[1:])))
+    kernels = single(w).reshape(groups, w.shape[0] // groups, product(w.shape[1:]))
     plain = all(k == 1 for k in w.shape[2:]) and all(s == 1 for s in stride) and not any(a or b for a, b in padding)
+    image = single(x)
     if plain:
-        operand = single(x).reshape(x.shape[0], groups, x.shape[1] // groups, int(np.prod(x.shape[2:])))
+        y = np.matmul(kernels, image.reshape(len(x), groups, x.shape[1] // groups, product(x.shape[2:])))
     else:
-        operand = columns(single(x), w.shape[2:], stride, padding, dilation, groups)
-    if groups == 1:
-        return np.matmul(kernels[0], operand[:, 0]).reshape(shape).astype(x.dtype, copy=False)
-    return np.matmul(kernels, operand).reshape(shape).astype(x.dtype, copy=False)
+        y = np.empty((len(x), groups, w.shape[0] // groups, product(shape[2:])), image.dtype)
+        for part, patches in columns(image, w.shape[2:], stride, padding, dilation, groups):
+            np.matmul(kernels, patches, out=y[part])
+    return y.reshape(shape).astype(x.dtype, copy=False)
 
 
 def spread(parts, shape, kernel, stride, padding, dilation):
@@ -297,22 +311,23 @@ def spread(parts, shape, kernel, stride, padding, dilation):
     return out[(slice(None), slice(None), *(slice(a, a + n) for n, (a, _) in zip(shape[2:], padding)))]
 
 
-@needs(single, spread)
+@needs(product, single, spread)
 def conv_input_grad(g, w, shape, stride, padding, dilation, groups):
     """Compute the cotangent of a convolution's image."""
-    kernels = single(w).reshape(groups, w.shape[0] // groups, int(np.prod(w.shape[1:])))
-    operand = single(g).reshape(g.shape[0], groups, g.shape[1] // groups, int(np.prod(g.shape[2:])))
+    kernels = single(w).reshape(groups, w.shape[0] // groups, product(w.shape[1:]))
+    operand = single(g).reshape(g.shape[0], groups, g.shape[1] // groups, product(g.shape[2:]))
     parts = np.matmul(kernels.transpose(0, 2, 1), operand)
     parts = parts.reshape(shape[0], shape[1], *w.shape[2:], *g.shape[2:])
     return spread(parts, shape, w.shape[2:], stride, padding, dilation).astype(g.dtype, copy=False)
 
 
-@needs(columns, single)
+@needs(columns, product, single)
 def conv_weight_grad(x, g, shape, stride, padding, dilation, groups):
     """Compute the cotangent of a convolution's kernel."""
-    patches = columns(single(x), shape[2:], stride, padding, dilation, groups)
-    cotangents = single(g).reshape(g.shape[0], groups, g.shape[1] // groups, int(np.prod(g.shape[2:])))
-    gradient = np.matmul(cotangents, patches.transpose(0, 1, 3, 2)).sum(axis=0)
+    cotangents = single(g).reshape(len(g), groups, g.shape[1] // groups, product(g.shape[2:]))
+    gradient = np.zeros((groups, shape[0] // groups, product(shape[1:])), cotangents.dtype)
+    for part, patches in columns(single(x), shape[2:], stride, padding, dilation, groups):
+        gradient += np.matmul(cotangents[part], patches.transpose(0, 1, 3, 2)).sum(axis=0)
     return gradient.reshape(shape).astype(x.dtype, copy=False)
 
 
