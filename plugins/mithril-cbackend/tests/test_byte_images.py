@@ -13,11 +13,12 @@ from test_int8x4 import BF16, MACHINES, runs
 
 import mithril as ml
 from mithril import ops
-from mithril.graph import Builder, Graph, evaluate
+from mithril.graph import Builder, Decisions, Graph, evaluate
 from mithril.graph.dtypes import dtype as as_dtype
 from mithril.ops import cast
 from mithril_cbackend.compile_target import CompileTarget
 from mithril_cbackend.graph import integer_products
+from mithril_cbackend.graph.half_floats import in_float32
 from mithril_cbackend.lowering.element import kernel_builder
 from mithril_cbackend.lowering.element.kernel_builder import Machine
 from mithril_cbackend.lowering.int8x4 import byte_operations
@@ -514,3 +515,31 @@ def test_networks_of_open_sizes_are_one_program(sizes: Any) -> None:
         np.testing.assert_allclose(results["y"], expected["y"], rtol=1e-5, atol=1e-5, err_msg=str(shape))
     assert len(compiled.programs) == 1
     assert not [d for d in compiled.decisions if "one program for each size" in d.message]
+
+
+COOPER_LAKE = Machine("cooperlake", 1, features=("avx512bf16", "avx512bw", "avx512vnni"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "machine", "product"),
+    [
+        ("bfloat16", COOPER_LAKE, "bfloat16"),
+        ("bfloat16", MACHINES["plain"], "float32"),
+        ("float16", COOPER_LAKE, "float32"),
+    ],
+)
+def test_what_follows_a_convolution_of_16_bit_floats_is_float32(kind: str, machine: Machine, product: str) -> None:
+    """Check the dtypes of a convolution with weights that are arguments, its epilogue and a product behind it."""
+    with Builder() as b:
+        image, w = b.input("x", (2, 3, 8, 8), kind), b.param("w", (4, 3, 3, 3), kind)
+        y = ops.relu(ops.conv(image, w, stride=(1, 1), padding=((1, 1), (1, 1))))
+        y = ops.matmul(ops.mean(y, axis=(2, 3)), b.param("v", (4, 5), kind))
+        graph = b.build({"y": ops.exp(y)})
+    decisions = Decisions()
+    rewritten = in_float32(graph, machine, decisions)
+    dtypes = {n.op.name: n.result.dtype.name for n in rewritten.nodes}
+    assert {dtypes[name] for name in ("conv", "relu", "mean")} == {"float32"}
+    assert dtypes["matmul"] == product
+    assert str(decisions) == (
+        "choice: float32 computes faster than 16-bit floats here; inputs, weights and results have 16 bits"
+    )

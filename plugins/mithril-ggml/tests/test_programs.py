@@ -15,7 +15,7 @@ from mithril.graph.decomposition import decompose
 from mithril.graph.errors import InputError, MemoryLimitError, OptionError
 from mithril.graph.evaluation import evaluate
 from mithril.graph.registry import operation as op
-from mithril.models import Conv2d, Linear, Model, Relu
+from mithril.models import BatchNorm2d, Conv2d, Flatten, Gelu, Linear, Model, Relu
 
 rng = np.random.default_rng(0)
 
@@ -325,11 +325,18 @@ def test_few_rows_read_weights_of_16_bits_unchanged(precision):
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
-def test_convolutions_of_16_bits_add_in_float32_without_the_reference(precision):
-    model = Model(Conv2d(4, kernel_size=3, padding=1))
-    compiled = ml.compile(model, "ggml", shapes={"input": [2, 3, 8, 8]}, precision=precision)
+def test_programs_of_16_bits_compute_in_float32_and_round_their_results(precision):
+    model = Model(Conv2d(4, kernel_size=3, padding=1), BatchNorm2d(4), Relu(), Flatten(), Linear(8), Gelu())
+    compiled = ml.compile(model, "ggml", shapes={"input": [32, 3, 8, 8]}, precision=precision)
     params = compiled.randomize_params(seed=0)
-    x = compiled.backend.array(rng.normal(size=(2, 3, 8, 8)), dtype=precision)
-    expected = evaluate(compiled.graph, {**params, "input": x})["output"]
-    np.testing.assert_array_equal(compiled.evaluate(params, {"input": x})["output"], expected)
+    x = compiled.backend.array(rng.normal(size=(32, 3, 8, 8)), dtype=precision)
+    y = compiled.evaluate(params, {"input": x})["output"]
+    single = ml.compile(model, "ggml", shapes={"input": [32, 3, 8, 8]})
+    upcast = {name: a.astype(np.float32) for name, a in params.items()}
+    expected = single.evaluate(upcast, {"input": x.astype(np.float32)})["output"]
+    assert y.dtype == ml.dtype(precision).numpy
+    np.testing.assert_array_equal(y, expected.astype(y.dtype))
     assert "computed by NumPy as declared" not in str(compiled.decisions)
+    assert "choice: float32 computes faster than 16-bit floats here; inputs, weights and results have 16 bits" in str(
+        compiled.decisions
+    )

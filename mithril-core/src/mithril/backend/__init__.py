@@ -41,6 +41,7 @@ HOMES = {
     "codegen.shared.reductions": ("single",),
     "codegen.shared.sparse_products": ("columns_of", "consistent_places", "sparse_matmul", "sparse_matmul_transposed"),
     "codegen.source": ("Source", "template_texts"),
+    "float32_values": ("in_float32",),
     "forking": ("watch",),
     "host_calls": ("check_results", "host_function"),
     "memory_plan": (

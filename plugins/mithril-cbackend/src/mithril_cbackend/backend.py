@@ -89,6 +89,13 @@ class CBackend(Backend):
             raise BackendError(message, facts=facts, hint=hint)
         return super()._device(device)
 
+    def decomposed(self, graph: Graph, options: BuildOptions) -> Graph:
+        from mithril_cbackend.build import checked
+        from mithril_cbackend.graph.half_floats import in_float32
+
+        _, machine = checked(options, self.num_threads, self.scheduler)
+        return super().decomposed(in_float32(graph, machine, options.decisions), options)
+
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         from mithril_cbackend.graph import fusion, integer_products
 

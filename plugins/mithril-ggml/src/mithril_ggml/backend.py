@@ -16,6 +16,7 @@ from mithril.backend import (
     LazyGraph,
     PluginLowering,
     as_numpy,
+    in_float32,
     is_plain,
     openblas,
     parse_bytes,
@@ -80,6 +81,13 @@ class GGMLBackend(Backend):
         )
 
     # -- building ----------------------------------------------------------------------------------------------------
+    def decomposed(self, graph: Graph, options: BuildOptions) -> Graph:
+        rewritten = in_float32(graph, lambda node, follows: True)
+        if rewritten is not graph:
+            message = "float32 computes faster than 16-bit floats here; inputs, weights and results have 16 bits"
+            options.decisions.record("choice", message)
+        return super().decomposed(rewritten, options)
+
     def lowers(self, node: Node, options: BuildOptions | None = None) -> bool:
         return lowering.lowers(node)
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mithril.graph import Node, bool_, float32
-from mithril_ggml.lowering.elementwise import cast
-from mithril_ggml.lowering.table import Array, is_half, is_single, row
+from mithril.graph import Node, bool_
+from mithril_ggml.lowering.table import Array, is_single, row
 from mithril_ggml.program.program_builder import ProgramBuilder, static
 from mithril_ggml.program.strided_tensor import Shape, Tensor
 
@@ -89,14 +88,8 @@ def _single_group(node: Node) -> bool:
     return is_single(node) and node.attributes["groups"] == 1
 
 
-@row("conv", when=lambda node: is_single(node) or is_half(node))
+@row("conv", when=is_single)
 def _conv(draft: ProgramBuilder, node: Node, x: Tensor, w: Tensor) -> Tensor:
-    if is_single(node):
-        return _single_conv(draft, node, x, w)
-    return cast(draft, _single_conv(draft, node, cast(draft, x, float32), cast(draft, w, float32)), node.result.dtype)
-
-
-def _single_conv(draft: ProgramBuilder, node: Node, x: Tensor, w: Tensor) -> Tensor:
     out, groups = draft.new(static(node.result)), node.attributes["groups"]
     windows = _windows(node, x.shape, w.shape[2:])
     if groups == x.shape[1] == w.shape[0] and w.shape[1] == 1:

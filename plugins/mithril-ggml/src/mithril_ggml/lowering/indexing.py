@@ -45,12 +45,12 @@ def positions(indices: Array, size: int) -> Array:
 
 @row("embedding", when=is_filled, packed=(1,))
 def _embedding(draft: ProgramBuilder, node: Node, indices: Tensor, table: Tensor) -> Tensor:
-    return _get_rows(draft, node, table, indices, draft.settings.packed(node, 1))
+    return _get_rows(draft, node, table, indices, draft.settings.packed(draft, node, 1))
 
 
 @row("take", when=is_filled, packed=(0,))
 def _take(draft: ProgramBuilder, node: Node, x: Tensor, indices: Tensor) -> Tensor:
-    return _get_rows(draft, node, x, indices, draft.settings.packed(node, 0))
+    return _get_rows(draft, node, x, indices, draft.settings.packed(draft, node, 0))
 
 
 def _get_rows(draft: ProgramBuilder, node: Node, x: Tensor, indices: Tensor, packed: Tensor | None) -> Tensor:

@@ -9,12 +9,12 @@ import numpy as np
 
 from mithril import ops
 from mithril.backend import cached_attention, expert_matmul, expert_weight_grad
-from mithril.graph import Node, float32
+from mithril.graph import Node
 from mithril_ggml.library.library import ggml
-from mithril_ggml.lowering.elementwise import EPILOGUES, activated, cast
+from mithril_ggml.lowering.elementwise import EPILOGUES, activated
 from mithril_ggml.lowering.norms import combined
-from mithril_ggml.lowering.table import Array, dtype_of, is_filled, is_half, is_single, reference_function, row
-from mithril_ggml.program.program_builder import ProgramBuilder, static
+from mithril_ggml.lowering.table import Array, dtype_of, is_filled, is_single, reference_function, row
+from mithril_ggml.program.program_builder import ProgramBuilder
 from mithril_ggml.program.strided_tensor import Tensor
 
 FEW = 16  # rows up to which ggml's dot products beat a BLAS that packs its operands first
@@ -51,24 +51,16 @@ def _cached_attention(draft: ProgramBuilder, node: Node, q: Tensor, k: Tensor, v
 
 @row("matmul", when=is_filled, packed=(1,))
 def _matmul(draft: ProgramBuilder, node: Node, a: Tensor, b: Tensor) -> Tensor:
-    if is_half(node) and b.rank == 2 and _flipped(b).dense and a.rank and a.size <= FEW * a.shape[-1]:
-        return _half_rows(draft, node, a, _flipped(b))
     if not dtype_of(node).is_float or dtype_of(node).bits == 16:
         return reference_function(draft, node, a, b)[0]
     out = draft.like(node.result)
-    packed = draft.settings.packed(node, 1)
+    packed = draft.settings.packed(draft, node, 1)
     if packed is not None:
         return by_rows_of(draft, a, packed, out)
     if is_single(node) and _prefers_ggml(a, b):
         return by_rows_of(draft, a, _flipped(b), out)
     multiply(draft, a, b, out)
     return out
-
-
-def _half_rows(draft: ProgramBuilder, node: Node, x: Tensor, w: Tensor) -> Tensor:
-    """Multiply few rows by 16-bit weights, which ggml reads unchanged: NumPy would convert all of them to float32."""
-    out = by_rows_of(draft, cast(draft, x, float32), w, draft.new(static(node.result)))
-    return cast(draft, out, node.result.dtype)
 
 
 def multiply(draft: ProgramBuilder, a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -118,7 +110,7 @@ def by_rows_of(draft: ProgramBuilder, x: Tensor, w: Tensor, out: Tensor) -> Tens
 def _linear(draft: ProgramBuilder, node: Node, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     shape = tuple(node.result.shape)
     y = draft.new(shape)  # type: ignore[arg-type]
-    packed = draft.settings.packed(node, 1)
+    packed = draft.settings.packed(draft, node, 1)
     rows = x.size // w.shape[1]
     if packed is not None:
         by_rows_of(draft, x, packed, y)
@@ -148,9 +140,9 @@ def _dot(draft: ProgramBuilder, node: Node, a: Tensor, b: Tensor) -> Tensor:
     m, n = (math.prod(t.shape[k] for k in free) for t, free in ((a, free_a), (b, free_b)))
     inner = math.prod(a.shape[k] for k in contract_a)
     out = draft.like(node.result)
-    if (packed := draft.settings.packed(node, 1)) is not None:
+    if (packed := draft.settings.packed(draft, node, 1)) is not None:
         return by_rows_of(draft, draft.shaped(a.transposed(free_a + contract_a), (m, inner)), packed, out)
-    if (packed := draft.settings.packed(node, 0)) is not None:
+    if (packed := draft.settings.packed(draft, node, 0)) is not None:
         columns = draft.shaped(b.transposed(free_b + contract_b), (n, inner))
         draft.copy(by_rows_of(draft, columns, packed, draft.new((n, m))).transposed((1, 0)), out)
         return out

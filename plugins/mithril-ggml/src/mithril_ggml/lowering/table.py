@@ -15,7 +15,7 @@ from mithril.backend import (
     lowering_error_context,
     plugin_lowerings,
 )
-from mithril.graph import DType, Node, Op, Registry, bfloat16, float16, float32, int32, reads_rows
+from mithril.graph import DType, Node, Op, Registry, float32, int32, reads_rows
 from mithril_ggml.library.library import ggml
 from mithril_ggml.program.program_builder import ProgramBuilder, static
 from mithril_ggml.program.strided_tensor import Tensor
@@ -136,7 +136,7 @@ def reference_function(draft: ProgramBuilder, node: Node, *operands: Operand) ->
 
 def unpack_operand(draft: ProgramBuilder, node: Node, k: int, operand: Tensor) -> Tensor:
     """Unpack an operand if it is packed; return other operands unchanged."""
-    packed = draft.settings.packed(node, k)
+    packed = draft.settings.packed(draft, node, k)
     if packed is None:
         return operand
     rows, columns = packed.shape
@@ -168,16 +168,7 @@ def dtype_of(node: Node, k: int = 0) -> DType:
 
 def is_single(node: Node) -> bool:
     """Whether all operands and results are float32 and none is empty."""
-    return is_filled(node) and _has_only(node, float32)
-
-
-def is_half(node: Node) -> bool:
-    """Whether all operands and results are of one 16-bit float and none is empty."""
-    return is_filled(node) and any(_has_only(node, kind) for kind in (float16, bfloat16))
-
-
-def _has_only(node: Node, kind: DType) -> bool:
-    return all(v.dtype is kind for v in (*node.operands, *node.results) if v is not None)
+    return is_filled(node) and all(v.dtype is float32 for v in (*node.operands, *node.results) if v is not None)
 
 
 def is_integer(node: Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mithril.backend import BuildOptions, Strategy, format_bytes
@@ -16,6 +16,7 @@ from mithril_ggml.program.executable import STAGED, Array, BoundInput, GGMLExecu
 from mithril_ggml.program.program_builder import ProgramBuilder, static
 from mithril_ggml.program.result_buffers import own_results
 from mithril_ggml.program.strided_tensor import Tensor
+from mithril_ggml.weights.half_weights import half_matrices
 from mithril_ggml.weights.packed_weights import Store
 from mithril_ggml.weights.quantize_recipe import QuantizationRecipe
 from mithril_ggml.weights.weight_packing import Packing
@@ -26,16 +27,27 @@ Region = Callable[[Node, int], Callable[[Sequence[Array]], list[Array]]]
 class Settings:
     """Settings that lowerings read."""
 
-    def __init__(self, packing: Packing | None, region: Region, native: bool, checks: bool) -> None:
+    def __init__(
+        self, packing: Packing | None, half: Mapping[int, Value], region: Region, native: bool, checks: bool
+    ) -> None:
         self.packing = packing
+        self.half = half
         self.checks = checks  # indices outside are an error
         self.native = native  # ggml's own meaning where it is faster
         self.region = region
         self.declared: set[str] = set()  # operations that run as their declaration
 
-    def packed(self, node: Node, operand: int) -> Tensor | None:
-        """Return the packed form of a weight, or None."""
-        return self.packing.tensor(node, operand) if self.packing is not None else None
+    def reads_packed(self, node: Node, operand: int) -> bool:
+        """Whether a node reads the packed or 16-bit form of an operand instead of it."""
+        is_half = operand == 1 and id(node) in self.half
+        return is_half or (self.packing is not None and self.packing.reads(node, operand))
+
+    def packed(self, draft: ProgramBuilder, node: Node, operand: int) -> Tensor | None:
+        """Return the packed or 16-bit form of a weight, or None."""
+        packed = self.packing.tensor(node, operand) if self.packing is not None else None
+        if packed is None and operand == 1 and id(node) in self.half:
+            return draft.dense(draft.values[self.half[id(node)]])
+        return packed
 
 
 def build(
@@ -96,10 +108,10 @@ def _program(
         regions.append(memory)
         return memory.run
 
-    settings = Settings(packing, region, native, safe)
+    settings = Settings(packing, half_matrices(graph), region, native, safe)
     draft = ProgramBuilder(graph, settings)
     inputs = [_allocate_input(draft, i) for i in graph.inputs if i.role != "constant"]
-    needed = _used_values(graph, packing)
+    needed = _used_values(graph, settings)
     for i in graph.with_role("constant"):
         if i.value not in needed:  # read packed, or folded into another
             continue
@@ -160,13 +172,13 @@ def _check_fits_memory(name: str, shape: tuple[int, ...], itemsize: int) -> None
         )
 
 
-def _used_values(graph: Graph, packing: Packing | None) -> set[Value]:
+def _used_values(graph: Graph, settings: Settings) -> set[Value]:
     """Return the used values; expressions that only served packed weights are dropped."""
-    needed = set(graph.outputs)
+    needed = {*graph.outputs, *settings.half.values()}
     for node in reversed(graph.nodes):
         if any(v in needed for v in node.results):
             reads = enumerate(node.operands)
-            needed.update(v for k, v in reads if v is not None and not (packing and packing.reads(node, k)))
+            needed.update(v for k, v in reads if v is not None and not settings.reads_packed(node, k))
     return needed
 
 

@@ -121,7 +121,7 @@ class ProgramBuilder:
         if t.dtype is float32 and 0 < t.size <= SMALL and all(s > 0 or n == 1 for n, s in zip(t.shape, t.strides)):
             source, target = simplified(t, out)
             if source.rank <= DIMS:
-                self.ggml("cpy", _ggml_copy, [source, target], target)
+                self.ggml("cpy", copy_by_ggml, [source, target], target)
                 return
         self.numpy("copy", copy_array, [t], [out])
 
@@ -136,7 +136,7 @@ class ProgramBuilder:
         return view
 
 
-def _ggml_copy(ctx: Any, source: Any, target: Any) -> Any:
+def copy_by_ggml(ctx: Any, source: Any, target: Any) -> Any:
     from mithril_ggml.library.library import ggml
 
     return ggml.ggml_cpy(ctx, source, target)

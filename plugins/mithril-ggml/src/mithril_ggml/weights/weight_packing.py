@@ -146,7 +146,10 @@ def _is_narrow(value: Value) -> bool:
 
 
 def _weight_views(graph: Graph) -> dict[Value, tuple[Value, bool, bool]]:
-    """Return the values that are a transposed or ternarized weight: the weight, whether transposed, whether ternary."""
+    """Return the values that are a transposed or ternarized weight: the weight, whether transposed, whether ternary.
+
+    So are float32 forms of 16-bit weights.
+    """
     sources: dict[Value, tuple[Value, bool, bool]] = {}
     for node in graph.nodes:
         operand = node.operands[0] if node.operands else None
@@ -154,6 +157,8 @@ def _weight_views(graph: Graph) -> dict[Value, tuple[Value, bool, bool]]:
             source, is_transposed, ternary = sources.get(operand, (operand, False, False))
             turn = node.op is not ops.ternarize
             sources[node.result] = (source, is_transposed != turn, ternary or not turn)
+        elif operand is not None and node.op is ops.cast and _is_narrow(operand):
+            sources[node.result] = sources.get(operand, (operand, False, False))
     return sources
 
 
