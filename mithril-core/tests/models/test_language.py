@@ -579,3 +579,24 @@ def test_models_of_the_same_connections_share_layers():
     head = extracted["features"] @ params["head.weight"].T + params["head.bias"]
     np.testing.assert_allclose(values["y"], head, rtol=1e-5)
     np.testing.assert_array_equal(run(other, {"x": data})[0]["y"], data.T * 2)
+
+
+def test_one_key_declares_inputs_of_several_models():
+    x = IOKey("x", shape=("B", 2, 3))
+
+    def make(size):
+        model = Model()
+        model |= Linear(size)(input=x.reshape(x.shape[0], -1) * 2, output="y")
+        return model
+
+    first, second = make(4), make(5)
+    first |= Relu()(input=x, output="z")
+    created = [Model.create(inputs=x, outputs=Linear(size)(x)) for size in (6, 7)]
+    outputs = [run(m, {"x": f32(3, 2, 3)})[0] for m in (first, second, *created)]
+    assert [{n: y.shape for n, y in o.items()} for o in outputs] == [
+        {"y": (3, 4), "z": (3, 2, 3)},
+        {"y": (3, 5)},
+        {"output": (3, 2, 6)},
+        {"output": (3, 2, 7)},
+    ]
+    assert [s.name for s in second.steps] == ["reshape", "mul", "linear"]

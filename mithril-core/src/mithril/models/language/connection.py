@@ -363,9 +363,12 @@ class Step:
         return (b for b in self.bindings.values() if isinstance(b, Connection))
 
     def attach_to_model(self) -> None:
-        """Add the step to the model that one of its inputs already belongs to, if any."""
+        """Add the step to the model that one of its inputs already belongs to, if any.
+
+        An IOKey that declares an input says nothing about the model: others may declare theirs by the same one.
+        """
         for source in self.sources():
             model = source.origin.model
-            if model is not None:
+            if model is not None and not (isinstance(source, IOKey) and source.origin.step is None):
                 model.attach(self)
                 return

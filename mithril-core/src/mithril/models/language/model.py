@@ -181,6 +181,8 @@ class Model(Layer):
         origin = source.origin
         if origin.model is self:
             return origin
+        if isinstance(source, IOKey) and origin.step is None:
+            return self._input(source)  # a key that declares an input of another model declares one here, too
         if origin.model is not None:
             raise ModelError(
                 f"layer '{step.label}' uses '{source.label}', which belongs to another model",
