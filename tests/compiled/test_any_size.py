@@ -401,4 +401,5 @@ def test_narrow_products_run_any_number_of_rows(kind, cpu):
         np.testing.assert_allclose(result, expected, rtol=0, atol=bound, err_msg=str(n))
     assert len(compiled.programs) == 1
     functions = compiled.programs[-1].executable.program.functions.values()
-    assert any(f.pieces for f in functions)  # the tiles of narrow elements
+    in_float32 = "float32 computes faster than 16-bit floats" in str(compiled.decisions)
+    assert any(f.pieces for f in functions) or in_float32  # the tiles of narrow elements

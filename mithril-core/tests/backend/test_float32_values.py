@@ -101,3 +101,13 @@ def test_values_that_are_read_in_part_are_not_converted():
             y = ops.matmul(x, w)
         graph = b.build({"y": y})
     assert in_float32(graph, everything) is graph
+
+
+def test_open_sizes_that_a_guard_makes_equal():
+    with Builder() as b:
+        x, y = b.input("x", ("N", 8), "bfloat16"), b.input("y", ("M", 8), "bfloat16")
+        graph = b.build({"z": x + y})
+    assert graph.guards
+    rewritten = in_float32(graph, everything)
+    assert rewritten.guards == graph.guards
+    assert rewritten.outputs[0].type == graph.outputs[0].type

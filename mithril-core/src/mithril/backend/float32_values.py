@@ -7,7 +7,18 @@ from collections.abc import Callable
 import numpy as np
 
 from mithril import ops
-from mithril.graph import Builder, Graph, Node, Value, bfloat16, float16, float32, types_of
+from mithril.graph import (
+    Builder,
+    Graph,
+    Node,
+    TensorType,
+    Value,
+    bfloat16,
+    collect_guards,
+    float16,
+    float32,
+    types_of,
+)
 
 HALF = (float16, bfloat16)
 READS_IN_PART = frozenset({ops.expert_matmul, ops.expert_weight_grad})  # conversions would read all of the weights
@@ -64,8 +75,12 @@ class _Rewriter:
             self.builder.nodes.append(node.replaced(operands=operands))
             return
         operands = tuple(None if v is None else self._widened(v) for v in node.operands)
-        types = node.op.infer(types_of(operands), node.attributes, ())
-        results = tuple(v if v.type == t else Value(v.name, t) for v, t in zip(node.results, types, strict=True))
+        with collect_guards():  # the graph has them already
+            types = node.op.infer(types_of(operands), node.attributes, ())
+        results = tuple(
+            v if v.dtype is t.dtype else Value(v.name, TensorType(t.dtype, v.type.shape))
+            for v, t in zip(node.results, types, strict=True)
+        )
         self.builder.nodes.append(node.replaced(operands=operands, results=results))
         changed = {old: new for old, new in zip(node.results, results, strict=True) if old is not new}
         self.single.update(changed)

@@ -21,13 +21,14 @@ from mithril.backend import (
     numpy_threads,
     openblas,
 )
-from mithril.graph import Graph, Node
+from mithril.graph import Graph, Node, float32, float64
 from mithril.ops import conv, conv_input_grad
 from mithril_numpy.diagnosis import facts
 from mithril_numpy.lowering import table
 
 UNFOLDED = 2**20  # bytes of the images that a convolution unfolds at once
-ERF_STEPS = 6 * 16384  # elements: the steps of the rational function, for a block
+ERF_BLOCK = 16384  # elements whose erf is computed at once
+ERF_STEPS = {float32: 17.35, float64: 54.0}  # bytes for each of them: the most that tracemalloc counts
 
 
 class NumpyBackend(SourceBackend):
@@ -75,7 +76,8 @@ class NumpyBackend(SourceBackend):
 
     def workspace(self, node: Node, sizes: Mapping[str, int]) -> int:
         if node.op is ops.erf:
-            return min(6 * nbytes(node.result.type, sizes), ERF_STEPS * node.result.dtype.itemsize)
+            count = min(nbytes(node.result.type, sizes) // node.result.dtype.itemsize, ERF_BLOCK)
+            return int(count * ERF_STEPS.get(node.result.dtype, ERF_STEPS[float32]))  # 16-bit floats compute in float32
         return max(columns(node, sizes, UNFOLDED), super().workspace(node, sizes))
 
     @classmethod
