@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequen
 
 import mithril as ml
 from mithril.graph import UnsupportedError
+from mithril_torch.importing import packed as _packed  # noqa: F401  # it defines the operators
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -94,6 +95,20 @@ def test_lists_of_sequences_and_initial_states():
     model = ml.from_torch(module, inputs, training=False)
     (result,) = ml.compile(model, "torch", inference=True)(dict(zip(("x", "h"), inputs, strict=True))).values()
     torch.testing.assert_close(result, module(*inputs).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_operators_on_cpus_are_those_of_pytorch():
+    """``ml.verify`` runs the exported program, whose operators these are, to find a node that differs."""
+    torch.manual_seed(0)
+    module = Packed(num_layers=2, bidirectional=True, is_sorted=True)
+    x, lengths, states = draw(3, 6, 4), torch.tensor([5, 2, 1]), [draw(4, 3, 5), draw(4, 3, 5)]
+    data = torch.ops.mithril.pack(x, lengths, True)
+    weights = list(module.rnn._flat_weights)
+    y, *last = torch.ops.mithril.packed_lstm(data, lengths, states, weights, True, 2, 0.0, False, True)
+    padded = torch.ops.mithril.unpack(y, lengths, 6, True, -1.5)
+    (expected, _), finals = module(x, lengths, tuple(states))
+    for result, theirs in zip((padded, *last), (expected, *finals), strict=True):
+        torch.testing.assert_close(result, theirs)
 
 
 REFUSED = {

@@ -76,15 +76,13 @@ def _run(
             carry = tuple(as_value(s)[place] for s in states)
 
             def body(carry: Any, xs: Any, w: Any = w_h, b: Any = b_h, projection: Any = projection) -> Any:
-                if valid is None:
-                    after = step(xs, carry, w, b, *projection)
-                    return after, after[0]
-                now, is_valid = xs
-                new = step(now, carry, w, b, *projection)
-                after = tuple(ops.where(is_valid, a, b) for a, b in zip(new, carry, strict=True))
-                return after, ops.where(is_valid, new[0], 0.0)
+                now, *is_valid = xs
+                after = step(now, carry, w, b, *projection)
+                if is_valid:
+                    after = tuple(ops.where(is_valid[0], new, old) for new, old in zip(after, carry, strict=True))
+                return after, after[0]
 
-            steps = projected if valid is None else (projected, valid)
+            steps = (projected,) if valid is None else (projected, valid)
             last, ys = ops.scan(body, carry, steps, reverse=bool(direction))
             outputs.append(ys)
             finals.append(list(last))
