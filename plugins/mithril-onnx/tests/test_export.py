@@ -142,6 +142,9 @@ FUNCTIONS = {
     "attention, a mask without keys": lambda x: attention(x, x[:, :1] > 0.0),
     "attention, a bias of keys": lambda x: attention(x, x[None, :, 0]),
     "attention, a bias": lambda x: attention(x, ops.matmul(x, ops.transpose(x))),
+    "cumprod": lambda x: ops.cumprod(x, axis=1, reverse=True) + ops.cumprod(x, axis=0, exclusive=True),
+    "cumprod of int32": lambda x: ops.cumprod(ops.cast(x * 3.0, dtype="int32"), axis=0, reverse=True, exclusive=True),
+    "cumprod of a vector": lambda x: ops.cumprod(x[:, 0], axis=0),
     "iota": lambda x: x + ops.cast(ops.iota(shape=x.shape, axis=0), dtype="float32"),
 }
 

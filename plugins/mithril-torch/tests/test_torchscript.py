@@ -11,11 +11,36 @@ import pytest
 import torch
 
 import mithril as ml
-from mithril.models import BatchNorm2d, Conv2d, Gelu, GlobalAvgPool2d, LayerNorm, Linear, Model, Relu
+from mithril import ops
+from mithril.models import (
+    BatchNorm2d,
+    Conv2d,
+    Gelu,
+    GlobalAvgPool2d,
+    Layer,
+    LayerNorm,
+    Linear,
+    Model,
+    Relu,
+    Sort,
+)
 
 
 def network():
     return Model(Conv2d(3, 8, 3, padding=1), BatchNorm2d(8), Relu(), GlobalAvgPool2d(), Linear(4), Gelu(), LayerNorm(4))
+
+
+class TakeEach(Layer):
+    """Select one element per row, and those of one column for all rows."""
+
+    def build(self, input):
+        first = ops.argmax(input, axis=1, keepdims=True)
+        return ops.take_along_axis(input, first, axis=1) + ops.take_along_axis(input, np.array([[1, 3]]), axis=1)
+
+
+class Totals(Layer):
+    def build(self, input):
+        return ops.scan(lambda total, row: (total + row, total * row), input[0], input)[1]
 
 
 SHAPE = [2, 3, 8, 8]
@@ -111,3 +136,25 @@ def test_open_sizes_stay_open_in_exported_programs(tmp_path):
         torch.testing.assert_close(module(x)[0], compiled({"input": x})["output"])
     with pytest.raises(ml.InputError, match="size 'B' is symbolic, but TorchScript requires static shapes"):
         compiled.export(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("layer", [Sort(descending=True), TakeEach()], ids=lambda x: type(x).__name__)
+def test_selections_stay_open_in_an_exported_program(layer, tmp_path):
+    model = Model()
+    model |= layer(input="x", output="y")
+    compiled = ml.compile(model, "torch", shapes={"x": ["rows", 4]}, outputs=["y"])
+    compiled.export(tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    for rows in (1, 3, 6):
+        x = torch.randn(rows, 4)
+        (result,) = program(x)
+        torch.testing.assert_close(result, compiled({"x": x})["y"])
+
+
+def test_an_open_size_that_torch_export_makes_constant_is_named(tmp_path):
+    model = Model()
+    model |= Totals()(input="x", output="y")
+    compiled = ml.compile(model, "torch", shapes={"x": ["steps", 4]})
+    with pytest.raises(ml.UnsupportedError, match="open sizes of this program constant: steps"):
+        compiled.export(tmp_path / "model.pt2")
+    assert not (tmp_path / "model.pt2").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -38,12 +39,25 @@ def export(
         with torch.no_grad():
             program = torch.export.export(module, examples(compiled, graph, sizes), dynamic_shapes=dynamic)
     except Exception as error:
-        raise UnsupportedError(
-            f"torch.export cannot hold this program: {str(error).strip().splitlines()[0]}",
-            hint="compile with integers in shapes=",
-        ) from error
+        raise _refusal(error, graph) from error
     file = files.write(path, _package(program) if aot else _archive(program))
     return ExportedModule(file, module.inputs, module.outputs)
+
+
+def _refusal(error: Exception, graph: Graph) -> UnsupportedError:
+    """Return our error for an exception of torch.export, with open sizes by their names."""
+    inputs, text = graph.with_role("input"), str(error)
+    places = dict.fromkeys(re.findall(r"L\['arguments'\]\[(\d+)\]\.size\(\)\[(\d+)\]", text))
+    names = dict.fromkeys(str(inputs[int(i)].type.shape[int(k)]) for i, k in places)
+    if names:
+        return UnsupportedError(
+            f"torch.export makes open sizes of this program constant: {', '.join(names)}",
+            facts=[
+                "PyTorch unrolls loops whose number of steps is an open size, and some functions read sizes as numbers"
+            ],
+            hint="compile with integers for them in shapes=",
+        )
+    return UnsupportedError(f"torch.export cannot hold this program: {text.strip().splitlines()[0]}")
 
 
 def _sizes(graph: Graph) -> tuple[dict[str, int], dict[str, Any] | None]:

@@ -349,7 +349,12 @@ def take(x, indices, axis):
 def take_along(x, indices, axis):
     """Return one element per index along an axis."""
     z = x.to(torch.int64) if x.dtype == torch.uint32 else x
-    return torch.take_along_dim(z, indices, axis).to(x.dtype)
+    # take_along_dim, which broadcasts too, makes open sizes constant in torch.export (torch 2.13).
+    rests = [(*t.shape[:axis], *t.shape[axis + 1 :]) for t in (z, indices)]
+    if rests[0] != rests[1]:
+        shape = torch.broadcast_shapes(*rests)
+        z, indices = (t.expand(*shape[:axis], t.shape[axis], *shape[axis:]) for t in (z, indices))
+    return torch.gather(z, axis, indices).to(x.dtype)
 
 
 def part_at(x, first, sizes):

@@ -331,8 +331,8 @@ def _sort(call: Call) -> str:
     if call.node.op is ops.argsort:
         return f"{order}.to(torch.int32)"
     if is_uint32(call.node):
-        return f"torch.take_along_dim({key}, {order}, {call.axis}).to(torch.uint32)"
-    return f"torch.take_along_dim({x}, {order}, {call.axis})"
+        return f"torch.gather({key}, {call.axis}, {order}).to(torch.uint32)"
+    return f"torch.gather({x}, {call.axis}, {order})"
 
 
 @table.function("flip", "tril", "triu", when=is_uint32)

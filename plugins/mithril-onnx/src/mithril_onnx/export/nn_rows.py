@@ -10,6 +10,7 @@ import onnx.helper as helper
 from mithril.graph import equal
 from mithril_onnx.export.table import row
 from mithril_onnx.export.writer import Writer
+from mithril_onnx.tensors import code_of_dtype
 
 
 @row("matmul")
@@ -251,6 +252,26 @@ def _scan(w, node, *operands):
         "Scan", *operands[: count + sequences], results=len(node.results), body=body, num_scan_inputs=sequences,
         scan_input_directions=direction * sequences, scan_output_directions=direction * stacked if stacked else None,
     )  # fmt: skip
+
+
+@row("cumprod", reads=("axis", "reverse", "exclusive"))
+def _cumprod(w, node, x):
+    """Write a Scan of products; CumProd of the standard needs opset 26, which few runtimes have."""
+    a, code = node.attributes, code_of_dtype(node.result.dtype)
+    x = x if node.operands[0].dtype is node.result.dtype else w.cast(x, node.result.dtype)
+    rest = [d for k, d in enumerate(node.result.shape) if k != a["axis"]]
+    one = w.constant(np.ones((), node.result.dtype.name))
+    before, element, after = (w.names.new(stem) for stem in ("before", "element", "after"))
+    inner = Writer(w.opset, w)
+    product = inner.node("Mul", before, element)
+    shown = before if a["exclusive"] else product
+    inner.nodes.append(helper.make_node("Identity", [shown], [after], name=after))
+    values = [helper.make_tensor_value_info(name, code, None) for name in (before, element, product, after)]
+    body = helper.make_graph(inner.nodes, w.names.new("body"), values[:2], values[2:])
+    ways = {f"scan_{side}_{kind}": [value] for side in ("input", "output")
+            for kind, value in (("axes", a["axis"]), ("directions", int(a["reverse"])))}  # fmt: skip
+    first = w.node("Expand", one, w.shape(rest))
+    return w.node("Scan", first, x, results=2, body=body, num_scan_inputs=1, **ways)[1]
 
 
 def _counted_loop(w, node, operands):
