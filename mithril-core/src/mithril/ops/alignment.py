@@ -76,8 +76,9 @@ def ctc_loss(
         return following, None
 
     alpha, _ = scan(step, start, (emissions, steps))
-    lengths = full(shape=(batch,), value=count, dtype="int32")
-    if label_lengths is not None:
+    if label_lengths is None:
+        lengths = full(shape=(batch,), value=0, dtype="int32") + number(count, labels)
+    else:
         lengths = _limited(label_lengths, count)
     last = unsqueeze(lengths * 2, axis=(1,))
     at_blank = take_along_axis(alpha, last, axis=1)

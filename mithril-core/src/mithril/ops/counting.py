@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from mithril.graph import DTypeError, ShapeError, bools, composite, dtype as as_dtype, exactly, int32, ints, sample
+from mithril.graph import (
+    DTypeError,
+    ShapeError,
+    bools,
+    composite,
+    dtype as as_dtype,
+    exactly,
+    int32,
+    ints,
+    sample,
+    shape_text,
+)
 from mithril.ops.basic import cast
-from mithril.ops.creation import full, iota
+from mithril.ops.creation import full, iota, size_value
 from mithril.ops.elementwise import (
     equal,
     floor,
@@ -40,14 +51,21 @@ def _count(x: Any) -> int:
 )
 def searchsorted(x, values, *, right: bool = False):
     """Positions (int32) at which values keep the sorted vector x in order: before equal elements, or after them."""
-    size = _count(x)
+    if len(x.shape) != 1:
+        raise ShapeError(f"searchsorted requires a sorted vector, got shape {shape_text(x.shape)}")
+    (size,) = x.shape
     precedes = less_equal if right else less
     place = full(shape=tuple(values.shape), value=0, dtype="int32")
-    step = 1 << size.bit_length()
+    if isinstance(size, int):
+        bits, last = size.bit_length(), size
+    else:  # positions are int32; one more element, which nothing reads, leaves no vector without elements
+        bits, last = 31, size_value(value=size)
+        x = concat(x, full(shape=(1,), value=0, dtype=x.dtype), axis=0)
+    step = 1 << bits
     while step := step // 2:  # binary search: x[place - 1] precedes the value
         target = place + step
-        in_range = less_equal(target, size)
-        ahead = precedes(take(x, minimum(target, size) - 1), values) if size else in_range
+        in_range = less_equal(target, last)
+        ahead = precedes(take(x, minimum(target, last) - 1), values) if size != 0 else in_range
         place = where(logical_and(in_range, ahead), target, place)
     return place
 

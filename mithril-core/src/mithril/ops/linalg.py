@@ -22,6 +22,7 @@ from mithril.graph import (
     exactly,
     expect_equal,
     floating,
+    minimum as smaller_size,
     op,
     operation,
     product,
@@ -34,6 +35,7 @@ from mithril.ops.elementwise import exp, where
 from mithril.ops.products import matmul
 from mithril.ops.reduction import max
 from mithril.ops.shape import broadcast_to, concat, transpose, unsqueeze
+from mithril.ops.slicing import narrow
 
 Array = np.ndarray[Any, Any]
 LARGE = 0.618  # of the largest magnitude; no simple ratio such as 1/2, so that rounding does not decide signs
@@ -424,7 +426,7 @@ def diag(x, *, k: int = 0):
     rows = operation("sum")(where(eye(n=n, m=m, k=k, dtype="bool"), x, 0), axis=1)
     if not k and n is m:  # also where the size is symbolic
         return rows
-    return rows[below : below + sorted((n - below, m - above))[0]]
+    return narrow(rows, 0, below, below + smaller_size(n - below, m - above))
 
 
 @composite(samples=[sample((3, 3)), sample((2, 3, 4), label="batch")])

@@ -98,8 +98,9 @@ class AveragePrecision(AUC):
     def result(self, scores: Any, labels: Any) -> Any:
         order = ops.argsort(scores, descending=True)
         ordered, ranked = ops.take(labels, order), ops.take(scores, order)
-        size = ordered.shape[0]
+        if ordered.shape[0] == 0:
+            return ops.sum(labels)
         last = ops.searchsorted(-ranked, -ranked, right=True) - 1  # the last row of the same score
         hits = ops.take(ops.cumsum(ordered), last)
         rows = ops.cast(last, dtype=hits.dtype) + 1.0
-        return ops.sum(ordered * hits / rows) / ops.sum(labels) if size else ops.sum(labels)
+        return ops.sum(ordered * hits / rows) / ops.sum(labels)
