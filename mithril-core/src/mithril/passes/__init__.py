@@ -10,5 +10,6 @@ HOMES = {
     "order": ("sort_passes", "parse_pipeline", "pipeline_text"),
     "repeats": ("Repeats", "repeated_segments"),
     "rules": ("Explanation", "Rule", "RuleSet", "rewrite", "rule"),
+    "two_dtypes": ("TwoDtypes",),
 }
 __all__, __getattr__, __dir__ = lazy_exports(__name__, HOMES)

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mithril import Builder, Graph, Node, OptionError, Value, dtype as as_dtype, float32, pass_
+from mithril import Graph, Node, OptionError, Value, dtype as as_dtype, float32, pass_
 from mithril.backend import covers
 from mithril.graph import DType, is_layout, operation, precision, unknown
 from mithril.ops import dequantize, dequantize_groups
-from mithril.passes import PassContext
+from mithril.passes import PassContext, TwoDtypes
 
 SMALL = ("bfloat16", "float16")
 
@@ -75,47 +75,32 @@ class Policy:
         return self.kinds.get(node.op.name) or precision(node)
 
 
-class Rewriter:
-    """Rewriter of a graph that keeps the float32 form of each value, the small form, or both if both are needed."""
+class Rewriter(TwoDtypes):
+    """Rewriter of float32 values, which are converted to the dtype of the policy."""
 
     def __init__(self, graph: Graph, policy: Policy) -> None:
-        self.graph = graph
+        super().__init__(graph)
         self.policy = policy
-        self.builder = Builder(graph.name)
-        self.builder.inputs = list(graph.inputs)
-        self.builder.guards = dict.fromkeys(graph.guards)
-        for i in graph.inputs:
-            self.builder.unique(i.name)
-        self.full: dict[Value, Value] = {i.value: i.value for i in graph.inputs}
-        self.small: dict[Value, Value] = {}
         self.soft: set[Value] = {i.value for i in graph.inputs if i.role in ("param", "constant")}
-        self.changed = False
 
-    def run(self) -> Graph:
-        with self.builder:
-            for node in self.graph.nodes:
-                with self.builder.at(node.origin, node.tags):
-                    self._node(node)
-            outputs = tuple(self.as_full(v) for v in self.graph.outputs)
-        if not self.changed:
-            return self.graph
-        return self.graph.replaced(inputs=tuple(self.builder.inputs), nodes=tuple(self.builder.nodes), outputs=outputs)
-
-    def _node(self, node: Node) -> None:
+    def visit(self, node: Node) -> None:
         if self._runs_in_small_dtype(node):
             operands = [
-                v if v is None else self.as_small(v) if v.dtype is float32 else self.as_full(v) for v in node.operands
+                v if v is None else self.in_small(v) if v.dtype is float32 else self.in_original(v)
+                for v in node.operands
             ]
             names = node.results[0].name if len(node.results) == 1 else None
             emitted = self.builder.emit(node.op, operands, node.attributes, node.regions, names)
             for old, new in zip(node.results, emitted, strict=True):
-                (self.small if old.dtype is float32 and new.dtype is self.policy.dtype else self.full)[old] = new
+                (self.converted if old.dtype is float32 and new.dtype is self.policy.dtype else self.original)[old] = (
+                    new
+                )
             self.changed = True
             return
-        operands = [None if v is None else self.as_full(v) for v in node.operands]
+        operands = [None if v is None else self.in_original(v) for v in node.operands]
         results = tuple(Value(self.builder.unique(v.name), v.type) for v in node.results)
         self.builder.nodes.append(node.replaced(operands=tuple(operands), results=results))
-        self.full.update(zip(node.results, results, strict=True))
+        self.original.update(zip(node.results, results, strict=True))
         if node.is_constant:
             self.soft.add(node.result)
 
@@ -130,7 +115,7 @@ class Rewriter:
         if kind == "full":
             return False
         firm = [v for v in floats if v not in self.soft]
-        return bool(firm) and all(v in self.small for v in firm)
+        return bool(firm) and all(v in self.converted for v in firm)
 
     def _reads_quantized(self, node: Node) -> bool:
         """Whether a product reads quantized values of 8 or 4 bits, which a 16-bit dtype would replace by numbers."""
@@ -141,16 +126,10 @@ class Rewriter:
             weights = producer.operands[0] if is_layout(producer) else None
         return False
 
-    def as_full(self, value: Value) -> Value:
-        upcast = self.full.get(value)
-        if upcast is None:
-            upcast = self.full[value] = operation("cast")(self.small[value], dtype=value.dtype)
-        return upcast
-
-    def as_small(self, value: Value) -> Value:
-        downcast = self.small.get(value)
+    def in_small(self, value: Value) -> Value:
+        downcast = self.converted.get(value)
         if downcast is None:
-            downcast = self.small[value] = operation("cast")(self.full[value], dtype=self.policy.dtype)
+            downcast = self.converted[value] = operation("cast")(self.original[value], dtype=self.policy.dtype)
         return downcast
 
 
