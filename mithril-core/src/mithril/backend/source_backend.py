@@ -77,24 +77,24 @@ class SourceBackend(Backend):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._made_tables: dict[Any, Lowerings] = {}
-        self._latest: tuple[Any, Any, Any] = (self, None, None)  # options, generation of plugins, table
+        self._latest: tuple[Any, Any] = (None, None)  # options of a build, table
 
     def table(self, options: BuildOptions | None = None) -> Lowerings:
         """Return the lowering table of the selected semantics, extended by plugins."""
+        # A build asks for each node, with options of its own; one pair, as threads may compile at the same time.
+        last_options, table = self._latest
+        if last_options is options and options is not None:
+            return table  # type: ignore[no-any-return]
         # The generation changes with each reload, so that lowerings of a plugin that is installed later
         # take part.
         generation = plugins.generation()
-        # Compilations ask for each node, with the same options; one tuple, as threads may compile at the same time.
-        last_options, last_generation, table = self._latest
-        if last_options is options and last_generation is generation:
-            return table  # type: ignore[no-any-return]
         semantics = options.semantics if options is not None else "portable"
         table = self._made_tables.get((semantics, generation))
         if table is None:
             base = self.base_table(semantics)
             extra = plugin_lowerings(self.name)
             table = self._made_tables[semantics, generation] = base.extend(extra) if extra else base
-        self._latest = options, generation, table
+        self._latest = options, table
         return table
 
     def differentiable_table(self, options: BuildOptions) -> Lowerings:

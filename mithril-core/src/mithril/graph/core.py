@@ -265,14 +265,13 @@ class Input:
     data: np.ndarray[Any, Any] | None = None  # the elements of a constant
     tags: Attributes = field(default_factory=dict)  # e.g. init="xavier_uniform" of a parameter
     of: str = ""  # the output that a cotangent belongs to
+    name: str = field(init=False)
+    type: TensorType = field(init=False)
 
-    @property
-    def name(self) -> str:
-        return self.value.name
-
-    @property
-    def type(self) -> TensorType:
-        return self.value.type
+    def __post_init__(self) -> None:
+        # Read for every input in every pass: as properties they were the calls that a compilation made most often.
+        object.__setattr__(self, "name", self.value.name)
+        object.__setattr__(self, "type", self.value.type)
 
 
 @dataclass(frozen=True, eq=False)

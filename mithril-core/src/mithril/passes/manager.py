@@ -64,6 +64,7 @@ class PassManager:
         part.passes = [one for one in self.passes if keep(one)]
         return part
 
+    @computing()  # a step that is being built runs passes on the graphs of its parts
     def run(
         self, graph: Graph, context: PassContext | None = None, runner: Runner | None = None
     ) -> tuple[Graph, PipelineReport]:
@@ -98,9 +99,9 @@ class PassManager:
         snapshot = None if self.check == "none" or one.trusted else Snapshot(graph)
 
         def last(pass_: Pass, graph: Graph, context: PassContext) -> Graph:
-            with computing():  # a step that is being built runs passes on the graphs of its parts
-                result = pass_(graph, context)
-            _check_kind(pass_, result, done)  # before plugins that wrap the pass see it
+            result = pass_(graph, context)
+            if not isinstance(result, Graph):  # before plugins that wrap the pass see it
+                raise _no_graph(pass_, result, done)
             return result
 
         try:
@@ -121,7 +122,8 @@ class PassManager:
         return new_graph
 
     def _check(self, one: Pass, before: Graph, after: Any, done: Sequence[str]) -> None:
-        _check_kind(one, after, done)
+        if not isinstance(after, Graph):
+            raise _no_graph(one, after, done)
         if after is before or self.check == "none":
             return
         try:
@@ -139,13 +141,12 @@ class PassManager:
             check_results(one, before, after, _pass_facts(one, done))
 
 
-def _check_kind(one: Pass, result: Any, done: Sequence[str]) -> None:
-    if not isinstance(result, Graph):
-        raise PassError(
-            f"pass '{one.name}' returned {type(result).__name__}, expected a graph",
-            facts=_pass_facts(one, done),
-            hint="return the input graph if nothing changes",
-        )
+def _no_graph(one: Pass, result: Any, done: Sequence[str]) -> PassError:
+    return PassError(
+        f"pass '{one.name}' returned {type(result).__name__}, expected a graph",
+        facts=_pass_facts(one, done),
+        hint="return the input graph if nothing changes",
+    )
 
 
 def _pass_facts(one: Pass, done: Sequence[str]) -> list[str]:
@@ -159,16 +160,17 @@ def _same_interface(one: Pass, before: Graph, after: Graph, done: Sequence[str])
     if before.inputs == after.inputs and before.results == after.results:
         return  # the same objects, as after most passes
 
-    def shape_of(graph: Graph) -> tuple[Any, ...]:
-        inputs = sorted((i.name, i.role, str(i.type)) for i in graph.arguments)
-        return inputs, [(r.name, r.role, r.of, str(r.type)) for r in graph.results]
+    def inputs_of(graph: Graph) -> dict[str, tuple[Any, ...]]:  # in any order
+        return {i.name: (i.name, i.role, i.type) for i in graph.arguments}
 
-    if shape_of(before) != shape_of(after):
-        (old_in, old_out), (new_in, new_out) = shape_of(before), shape_of(after)
-        removed = [r for r in (*old_in, *old_out) if r not in (*new_in, *new_out)]
-        new = [r for r in (*new_in, *new_out) if r not in (*old_in, *old_out)]
+    def results_of(graph: Graph) -> list[tuple[Any, ...]]:
+        return [(r.name, r.role, r.of, r.type) for r in graph.results]
+
+    if inputs_of(before) != inputs_of(after) or results_of(before) != results_of(after):
+        old, new = ([*inputs_of(g).values(), *results_of(g)] for g in (before, after))
+        removed, added = ([tuple(map(str, r)) for r in a if r not in b] for a, b in ((old, new), (new, old)))
         raise PassError(
             f"pass '{one.name}' changed the graph's inputs or outputs",
-            facts=[f"removed: {removed[:5]}", f"new: {new[:5]}", *_pass_facts(one, done)],
+            facts=[f"removed: {removed[:5]}", f"new: {added[:5]}", *_pass_facts(one, done)],
             hint="declare keeps_interface=False if this is intended",
         )

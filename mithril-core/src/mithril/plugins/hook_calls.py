@@ -144,7 +144,8 @@ class HookCalls:
                     raise  # the time limit of the compilation, or an invalid option of the user
                 except Exception as cause:
                     failures.append((plugin, hook, cause))
-        self.report(failures, decisions)
+        if failures:
+            self.report(failures, decisions)
         return answers
 
     def report(self, failures: Sequence[tuple[Plugin, str, Exception]], decisions: Decisions) -> None:

@@ -92,15 +92,12 @@ class Plugin:
     doubts: list[PluginProblem] = field(default_factory=list)  # it is in use nonetheless
     # whether an installed distribution of this project provides the plugin: it owns the names it claims
     first_party: bool = field(init=False)
+    origin: str = field(init=False)  # distribution and version, for error messages and records
 
     def __post_init__(self) -> None:
         is_of_project = bool(self.version) and normalized(self.distribution) in pip_hints.DISTRIBUTIONS
         self.first_party = self.is_core or is_of_project
-
-    @property
-    def origin(self) -> str:
-        """Distribution and version, for error messages."""
-        return f"{self.distribution} {self.version}".rstrip()
+        self.origin = f"{self.distribution} {self.version}".rstrip()
 
     @property
     def state(self) -> str:

@@ -198,7 +198,7 @@ class Lowerings:
         """Whether a node without a lowering runs as its NumPy reference."""
         op = node.op
         is_plain = not op.composite and not node.regions and op.infer_rule is None
-        return self.host is not None and is_plain and not self.lowers(node)
+        return self.host is not None and is_plain and self.find(node) is None and not node.is_constant
 
     @property
     def ops(self) -> frozenset[str]:
