@@ -40,6 +40,9 @@ def message(error, test):
     return re.sub(r"FILE:(\d+)", lambda m: f"FILE+{int(m[1]) - first}", text)
 
 
+APART = "create the expression once for each, as in a function: it belongs to the first model that uses it"
+
+
 def test_unknown_terminal():
     with pytest.raises(ModelError) as error:
         Tanh()(inptu="x")
@@ -190,7 +193,27 @@ def test_a_connection_of_another_model():
     first |= Tanh()(input="x", output="h")
     with pytest.raises(ModelError) as error:
         second |= Add()(left=first["h"], right="y")
-    assert "already belongs to another model" in str(error.value)
+    assert message(error, test_a_connection_of_another_model) == (
+        "layer 'add' already belongs to another model\n"
+        "  created at FILE+4\n"
+        "  it reads 'h' of that model, created at FILE+2\n"
+        f"hint: {APART}"
+    )
+
+
+def test_an_expression_of_two_models():
+    expression = IOKey("x").exp()
+    first, second = Model(), Model()
+    first |= Tanh()(input=expression, output="h")
+    with pytest.raises(ModelError) as error:
+        second |= Tanh()(input=expression, output="h")
+    assert message(error, test_an_expression_of_two_models) == (
+        "'h' has two producers\n"
+        "  layer 'tanh' at FILE+3\n"
+        "  layer 'tanh_1' at FILE+5\n"
+        "  it reads 'exp.output' of that model, created at FILE+1\n"
+        f"hint: give the second output another name; for two models, {APART}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ class Constant:
 class Step:
     """One application of a layer: the sources of its inputs, and the connections of its outputs."""
 
-    __slots__ = ("bindings", "layer", "location", "model", "name", "requested", "results", "serial")
+    __slots__ = ("bindings", "membership", "layer", "location", "model", "name", "requested", "results", "serial")
 
     def __init__(
         self, layer: Wirable, args: tuple[Any, ...], bindings: dict[str, Any], location: SourceLocation
@@ -275,6 +275,7 @@ class Step:
         self.name = ""
         self.serial = next(_serial)
         self.model: Owner | None = None
+        self.membership: Connection | None = None  # the operand whose model it joined
         self.bindings: dict[str, Any] = dict(layer.default_bindings)
         self.requested: dict[str, Any] = {}  # output terminal -> name or IOKey
         self._bind(args, bindings)
@@ -355,12 +356,18 @@ class Step:
         """Return a step of a saved model, whose connections are still to be set."""
         step = object.__new__(cls)
         step.layer, step.name, step.model, step.location, step.serial = layer, name, model, location, next(_serial)
-        step.bindings, step.requested, step.results = {}, {}, {}
+        step.membership, step.bindings, step.requested, step.results = None, {}, {}, {}
         return step
 
     def sources(self) -> Iterable[Connection]:
         """Return the connections among the bindings."""
         return (b for b in self.bindings.values() if isinstance(b, Connection))
+
+    def reason_of_model(self) -> list[str]:
+        """Return the fact that an operand put the step into its model, if one did."""
+        if self.membership is None:
+            return []
+        return [f"it reads '{self.membership.label}' of that model, created at {self.membership.location}"]
 
     def attach_to_model(self) -> None:
         """Add the step to the model that one of its inputs already belongs to, if any.
@@ -370,5 +377,6 @@ class Step:
         for source in self.sources():
             model = source.origin.model
             if model is not None and not (isinstance(source, IOKey) and source.origin.step is None):
+                self.membership = source
                 model.attach(self)
                 return

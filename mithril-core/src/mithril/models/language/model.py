@@ -11,6 +11,8 @@ from mithril.models.language.connection import NO_DEFAULT, Connection, Connectio
 from mithril.models.language.layer import Layer
 from mithril.models.language.source_location import user_location
 
+_APART = "create the expression once for each, as in a function: it belongs to the first model that uses it"
+
 
 class Model(Layer):
     """A block composed of other blocks.
@@ -74,8 +76,10 @@ class Model(Layer):
             if step.model is not self:
                 raise ModelError(
                     f"layer '{step.label}' already belongs to another model",
-                    facts=[f"created at {step.location}"],
-                    hint="add the layer itself, or the other model as a block",
+                    facts=[f"created at {step.location}", *step.reason_of_model()],
+                    hint=_APART
+                    if step.membership is not None
+                    else "add the layer itself, or the other model as a block",
                 )
             return
         pending_steps: dict[int, Step] = {}
@@ -218,9 +222,14 @@ class Model(Layer):
             other = existing.origin.step
             raise ModelError(
                 f"'{name}' has two producers",
-                facts=[f"layer '{other.label}' at {other.location}", f"layer '{step.label}' at {step.location}"],
+                facts=[
+                    f"layer '{other.label}' at {other.location}",
+                    f"layer '{step.label}' at {step.location}",
+                    *step.reason_of_model(),
+                ],
                 hint="give the second output another name"
-                + (", or set in_place=True" if reads and hasattr(step.layer, "in_place") else ""),
+                + (", or set in_place=True" if reads and hasattr(step.layer, "in_place") else "")
+                + (f"; for two models, {_APART}" if step.membership is not None else ""),
             )
         if reads:
             raise ModelError(
