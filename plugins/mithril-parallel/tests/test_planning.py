@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from small_models import block, perceptron, scalar_loss
 
 import mithril as ml
 from mithril import plugins
 from mithril.derivatives import gradients
+from mithril.graph import registry
+from mithril.graph.type_rules import numeric
 from mithril.models import Dropout, IOKey, Linear, Model, Relu
 from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import DATA, MODEL, Mesh
@@ -478,6 +481,27 @@ def test_costs_of_instructions_replace_declared_flops():
     sharding = propagate(fused.graph, Mesh({DATA: 1, MODEL: 1}), {})
     slow = HardwareTarget("acme_board", "gpu", instructions={"exp": 1000.0})
     assert estimate_work(fused, sharding, slow).flops == 8 * 128 * 1000
+
+
+def test_unknown_flops_are_named_unless_the_target_says_them(monkeypatch):
+    monkeypatch.setattr(registry, "_operations", dict(registry._operations))
+
+    @ml.op(name="acme.bump", shape=lambda x: x, dtype=numeric, samples=[])
+    def bump(x):
+        """A bump at zero."""
+        return np.exp(-x * x)
+
+    class Bump(ml.models.Layer):
+        """Bumps of a product."""
+
+        def build(self, x):
+            return bump(ml.ops.matmul(x, np.ones((3, 3), np.float32)))
+
+    slow = HardwareTarget("acme_board", "gpu", instructions={"acme.bump": 5.0})
+    plans = [ml.plan(Bump(), target, shapes={"input": (2, 3)}) for target in ("nvidia_a100", slow)]
+    assert [plan.as_dict()["unknown_flops"] for plan in plans] == [["acme.bump"], []]
+    assert "unknown flops, counted as one per element: acme.bump" in str(plans[0])
+    assert [plan.best.work.flops for plan in plans] == [36 + 6, 36 + 6 * 5]
 
 
 def test_a_strip_has_a_margin():

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mithril.graph import Builder, verify
+import mithril as ml
+from mithril.graph import Builder, op, verify
 from mithril.graph.errors import InputError
+from mithril.graph.registry import _operations
+from mithril.graph.type_rules import numeric
 from mithril.ops import add, exp, matmul, reshape, scan
 from mithril.system.timing import Lap, Stopwatch, lower_quartile
 from mithril_tools.calibrate import Measured, fit_coefficients, nonnegative
@@ -129,3 +132,37 @@ def test_the_corpus_has_models_of_every_kind():
     assert {name.split()[0] for name in models} == {
         "perceptron", "transformer", "convolutions", "stem", "upsampling", "recurrent",
     }  # fmt: skip
+
+
+@pytest.fixture
+def bump():
+    """Declare a primitive of unknown flops, and restore the registry, as it has no plugin."""
+    before = dict(_operations)
+
+    @op(name="acme.bump", shape=lambda x: x, dtype=numeric, samples=[])
+    def bump(x):
+        """A bump at zero."""
+        return np.exp(-x * x)
+
+    yield bump
+    _operations.clear()
+    _operations.update(before)
+
+
+def test_unknown_flops_are_named(bump):
+    remedy = "unknown flops: acme.bump (declare flops= with the operation)"
+    with Builder() as b:
+        y = bump(matmul(b.input("x", (2, 3)), b.param("w", (3, 3))))
+        scanned, _ = scan(lambda c, e: (bump(c + e), None), y, b.input("more", (4, 2, 3)))
+        graph = b.build({"y": scanned})
+    estimate = CostModel(samples_of(graph_of(64))).estimate(graph)
+    assert estimate.unknown_flops == ("acme.bump",)
+    assert remedy in str(estimate)
+    compiled = ml.compile(graph, "numpy", optimization_level="none")
+    assert f"at least 36 flops\n{remedy}" in compiled.summary()
+    inputs = {"x": np.ones((2, 3), np.float32), "more": np.ones((4, 2, 3), np.float32)}
+    with ml.profile() as stats:
+        compiled.evaluate({"w": np.ones((3, 3), np.float32)}, inputs)
+    (row,) = (t for t in stats.execution_breakdown.values() if t.operation == "acme.bump")
+    assert (row.flops, row.unknown) == (0, ("acme.bump",))
+    assert "unknown" in str(stats.execution_breakdown)

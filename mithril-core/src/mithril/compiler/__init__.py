@@ -24,7 +24,7 @@ HOMES = {
     "pass_pipeline": ("installed",),
     "plugin_records": ("compare_plugins", "manifest_of"),
     "program": ("Interface", "ProgramKind", "Program", "ProgramKey", "Results", "assemble_of"),
-    "program_summary": ("layer_results", "columns", "format_si"),
+    "program_summary": ("layer_results", "columns", "format_flops", "format_si", "unknown_flops"),
     "pure_function": ("PureProgram",),
     "requirements": ("check_memory",),
     "runner": ("Runner",),

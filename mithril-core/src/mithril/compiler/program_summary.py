@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from mithril.graph import (
     TensorType,
     Value,
     bind,
-    flops,
+    counted_flops,
     is_static,
     numel,
     substitute_sizes,
@@ -33,6 +33,18 @@ def format_si(number: float) -> str:
         if number < 999.5:  # more is 1e+03 with three digits
             return f"{number:.3g}{unit}"
     return f"{number / 1000:.3g}T"
+
+
+def format_flops(count: float, unknown: Collection[str]) -> str:
+    """Format floating-point operations, to which operations of unknown ones add."""
+    if not unknown:
+        return format_si(count)
+    return f"at least {format_si(count)}" if count else "unknown"
+
+
+def unknown_flops(unknown: Collection[str]) -> list[str]:
+    """Return a line with the operations of unknown flops, and the remedy, if there are any."""
+    return [f"unknown flops: {', '.join(sorted(unknown))} (declare flops= with the operation)"] if unknown else []
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]], width: int = 100) -> list[str]:
@@ -58,14 +70,16 @@ def summarize(model: Compiled, graph: Graph) -> str:
     rows = layer_rows(graph)
     table = columns(
         ["layer", "output", "parameters", "flops"],
-        [[r.path, r.output, format_si(r.params), format_si(r.flops)] for r in rows],
+        [[r.path, r.output, format_si(r.params), format_flops(r.flops, r.unknown)] for r in rows],
     )
     params = sum(r.params for r in rows)
     size = sum(_count(i.type.shape) * i.type.dtype.itemsize for i in graph.with_role("param"))
-    flops = sum(r.flops for r in rows)
+    unknown = {name for r in rows for name in r.unknown}
+    flops = format_flops(sum(r.flops for r in rows), unknown)
     title = f"{visible(model.name)} on {model.backend.name}"
     totals = [
-        f"{title}: {params:,} parameters ({format_si(size)}B), {format_si(flops)} flops",
+        f"{title}: {params:,} parameters ({format_si(size)}B), {flops} flops",
+        *unknown_flops(unknown),
         f"programs: {len(model.programs)}",
     ]
     return "\n".join([*table, *totals])
@@ -79,6 +93,7 @@ class Row:
         self.output = ""
         self.params = 0
         self.flops = 0
+        self.unknown: set[str] = set()  # operations of which nothing says their flops
 
 
 def layer_results(graph: Graph) -> dict[str, Value]:
@@ -112,7 +127,9 @@ def layer_rows(graph: Graph) -> list[Row]:
             continue
         row = rows.setdefault(node.origin.path or "(model)", Row(node.origin.path or "(model)"))
         row.output = str(results.get(node.origin.path, node.result).type)
-        row.flops += _typical_size(flops(node))
+        operations, unknown = counted_flops(node)
+        row.flops += _typical_size(operations)
+        row.unknown.update(unknown)
     for i in graph.with_role("param"):
         path = i.name.rpartition(".")[0] or "(model)"
         row = rows.setdefault(path, Row(path))

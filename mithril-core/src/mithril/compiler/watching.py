@@ -13,7 +13,7 @@ from mithril.backend import Backend, nbytes, plugin_of
 from mithril.compiler.bound_weights import plain_weights
 from mithril.compiler.interpreter import Interpreter
 from mithril.compiler.program import Program
-from mithril.graph import Decisions, Graph, Node, flops
+from mithril.graph import Decisions, Graph, Node, counted_flops
 
 
 class Watcher(Protocol):
@@ -108,6 +108,7 @@ def _tell(model: Watched, recorder: Watcher, /, *event: Any, **info: Any) -> Non
 
 
 def cost(node: Node) -> dict[str, Any]:
-    """Return floating-point operations, bytes and result type of a static node."""
+    """Return floating-point operations, operations of unknown ones, bytes and result type of a static node."""
     num_bytes = sum(nbytes(v.type) for v in (*node.operands, *node.results) if v is not None)
-    return {"flops": int(flops(node)), "bytes": num_bytes, "type": str(node.result.type)}
+    flops, unknown = counted_flops(node)
+    return {"flops": int(flops), "unknown": unknown, "bytes": num_bytes, "type": str(node.result.type)}

@@ -75,7 +75,7 @@ HOMES = {
         "reader_limits",
     ),
     "logs": ("log",),
-    "node_axes": ("axes_of", "call_axes", "flops", "operand_types"),
+    "node_axes": ("axes_of", "call_axes", "counted_flops", "flops", "operand_types"),
     "op_axes": ("Factors", "OpAxes", "Role", "unknown_axes"),
     "operator_overloads": ("Operators",),
     "parser": ("parse",),

@@ -73,19 +73,39 @@ def _resolve(
 
 
 def flops(node: Node) -> Size:
-    """Return the number of floating-point operations: as declared, else the sum over the body of a composite, two per
-    term of a product, or one per element of the results of another operation that computes.
+    """Return the number of floating-point operations, which planners compare.
+
+    They are those of ``counted_flops``; a primitive of which nothing says how many counts one per element.
     """
+    total, unknown = _count(node)
+    for inner in unknown:
+        total = total + sum(numel(value.type.shape) for value in inner.results)
+    return total
+
+
+def counted_flops(node: Node) -> tuple[Size, tuple[str, ...]]:
+    """Return the floating-point operations that are declared, and the names of primitives of unknown ones.
+
+    They are as declared, else the sum over the body of a composite, or two per term of a product.
+    """
+    total, unknown = _count(node)
+    return total, tuple(sorted({inner.op.name for inner in unknown}))
+
+
+def _count(node: Node) -> tuple[Size, list[Node]]:
     op = node.op
     if op.cost is None and op.composite:
         total: Size = 0
+        unknown: list[Node] = []
         for inner in op.decompose(operand_types(node), node.attributes).nodes:
-            total = total + flops(inner)
-        return total
+            operations, more = _count(inner)
+            total = total + operations
+            unknown += more
+        return total, unknown
     if op.cost is None and node.operands and not op.moves and op.infer_rule is None:
         axes = axes_of(node)
-        return axes.terms * 2 if axes.is_product else sum(numel(value.type.shape) for value in node.results)
-    return op.declared_flops(operand_types(node), [v.type for v in node.results], node.attributes)
+        return (axes.terms * 2, []) if axes.is_product else (0, [node])
+    return op.declared_flops(operand_types(node), [v.type for v in node.results], node.attributes), []
 
 
 # -- composites ------------------------------------------------------------------------------------------------------

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from mithril.backend import nbytes
-from mithril.compiler import columns
+from mithril.compiler import columns, unknown_flops
 from mithril.graph import (
     Graph,
     InputError,
     Node,
     attributes_key,
+    counted_flops,
     flops,
     is_product,
     is_view,
@@ -49,13 +50,17 @@ class Sample:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted seconds of a call, the seconds of each layer, and ``unknown``: operations without any sample."""
+    """Predicted seconds of a call, the seconds of each layer, and ``unknown``: operations without any sample.
+
+    ``unknown_flops`` are operations of which nothing says their number: they count one per element.
+    """
 
     seconds: float
     layers: Mapping[str, float]
     flops: int
     bytes: int
     unknown: tuple[str, ...] = ()
+    unknown_flops: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         total = sum(self.layers.values()) or 1.0
@@ -66,6 +71,7 @@ class Estimate:
         lines = [*columns(["layer", "ms", "share"], rows), f"estimated {1e3 * self.seconds:.3f} ms"]
         if self.unknown:
             lines.append(f"no samples, estimated by bytes moved: {', '.join(self.unknown)}")
+        lines += unknown_flops(self.unknown_flops)
         return "\n".join(lines)
 
 
@@ -158,6 +164,7 @@ class CostModel:
         layers: dict[str, float] = {}
         flops = bytes_moved = 0
         unknown: dict[str, None] = {}
+        uncounted: set[str] = set()
         weights = np.asarray(self.coefficients)
         for node in costly_nodes(graph.nodes):
             path = node.origin.path or "(model)"
@@ -166,7 +173,15 @@ class CostModel:
             flops, bytes_moved = flops + sizes[0], bytes_moved + sizes[1]
             if node.op.name not in self._by_op:
                 unknown[node.op.name] = None
-        return Estimate(float(weights[CALL]) + sum(layers.values()), layers, flops, bytes_moved, tuple(unknown))
+            uncounted |= uncounted_operations(node)
+        seconds = float(weights[CALL]) + sum(layers.values())
+        return Estimate(seconds, layers, flops, bytes_moved, tuple(unknown), tuple(sorted(uncounted)))
+
+
+def uncounted_operations(node: Node) -> set[str]:
+    """Return the operations of a node, and of its regions, of which nothing says their flops."""
+    inner = (uncounted_operations(n) for region in node.regions for n in region.nodes)
+    return set(counted_flops(node)[1]).union(*inner)
 
 
 def costly_nodes(nodes: Iterable[Node]) -> Iterable[Node]:

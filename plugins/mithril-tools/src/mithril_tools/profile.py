@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mithril import plugins
 from mithril.backend import checked
-from mithril.compiler import columns, format_si, watch
+from mithril.compiler import columns, format_flops, format_si, watch
 from mithril.graph import InputError
 from mithril.system import notebook
 from mithril_tools.trace_events import Recorder
@@ -41,6 +41,7 @@ class OperationTime:
     fastest: float
     slowest: float
     model: str = ""  # if several were profiled
+    unknown: tuple[str, ...] = ()  # operations that add to ``flops``, and declare none
 
     @property
     def flops_per_second(self) -> float:
@@ -67,7 +68,7 @@ class Breakdown(dict[str, OperationTime]):
                 str(t.calls),
                 f"{1e3 * t.seconds:.3f}",
                 f"{100 * t.share:.1f}%",
-                format_si(t.flops_per_second) if t.flops else "-",
+                format_flops(t.flops_per_second, t.unknown) if t.flops or t.unknown else "-",
                 format_si(t.bytes_per_second),
             ]
             for t in self.values()
@@ -111,6 +112,7 @@ class ProfileStats:
                 fastest=min(e.seconds for e in events),
                 slowest=max(e.seconds for e in events),
                 model=model,
+                unknown=events[0].info.get("unknown", ()),
             )
             for (model, layer, name), events in groups.items()
         ]

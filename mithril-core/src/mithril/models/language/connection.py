@@ -265,7 +265,7 @@ class Constant:
 class Step:
     """One application of a layer: the sources of its inputs, and the connections of its outputs."""
 
-    __slots__ = ("bindings", "membership", "layer", "location", "model", "name", "requested", "results", "serial")
+    __slots__ = ("bindings", "layer", "location", "membership", "model", "name", "requested", "results", "serial")
 
     def __init__(
         self, layer: Wirable, args: tuple[Any, ...], bindings: dict[str, Any], location: SourceLocation

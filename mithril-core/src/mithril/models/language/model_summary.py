@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from mithril.compiler import format_si, layer_results
+from mithril.compiler import format_flops, format_si, layer_results, unknown_flops
 from mithril.graph import (
     Dim,
     Graph,
@@ -15,8 +15,8 @@ from mithril.graph import (
     TensorType,
     Value,
     closest,
+    counted_flops,
     dtype as as_dtype,
-    flops,
     is_static,
     numel,
     visible,
@@ -40,11 +40,13 @@ class Row:
     params: int = 0
     flops: int = 0
     memory: int = 0
+    unknown: set[str] = field(default_factory=set)  # operations of which nothing says their flops
 
     def cells(self) -> list[str]:
         name = "  " * self.depth + (self.path.rpartition(".")[2] or "model")
         title = f"{name} ({self.title})" if self.title else name
-        return [title, self.result, format_si(self.params), format_si(self.flops), f"{format_si(self.memory)}B"]
+        operations = format_flops(self.flops, self.unknown)
+        return [title, self.result, format_si(self.params), operations, f"{format_si(self.memory)}B"]
 
 
 def _indented(path: str, is_one_layer: bool) -> str:
@@ -86,11 +88,14 @@ def summarize(
     rows = [row.cells() for row in table]
     params = sum(_typical_size(numel(i.type.shape)) for i in graph.with_role("param"))
     size = sum(_typical_size(numel(i.type.shape)) * i.type.dtype.itemsize for i in graph.with_role("param"))
-    total = sum(_typical_size(flops(node)) for node in graph.nodes)
+    counts = [counted_flops(node) for node in graph.nodes]
+    unknown = {name for _, names in counts for name in names}
+    total = format_flops(sum(_typical_size(count) for count, _ in counts), unknown)
     return "\n".join(
         [
             *columns(HEAD, rows, columns_available),
-            f"{params:,} parameters ({format_si(size)}B), {format_si(total)} operations",
+            f"{params:,} parameters ({format_si(size)}B), {total} operations",
+            *unknown_flops(unknown),
         ]
     )
 
@@ -125,10 +130,11 @@ def layer_rows(graph: Graph, titles: Mapping[str, str]) -> list[Row]:
     for node in graph.nodes:
         if node.is_constant:
             continue
-        operations = _typical_size(flops(node))
+        operations, unknown = counted_flops(node)
         for path in _prefixes(node.origin.path):
             row = rows.setdefault(path, Row(path, path.count(".") + 1, titles.get(path, "")))
-            row.flops += operations
+            row.flops += _typical_size(operations)
+            row.unknown.update(unknown)
             row.result = str(results[path].type) if path in results else f"{node.result.type}"
             row.memory += sum(_typical_size(numel(v.shape)) * v.dtype.itemsize for v in node.results)
     for i in graph.with_role("param"):

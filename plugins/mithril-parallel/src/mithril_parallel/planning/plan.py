@@ -17,7 +17,7 @@ from mithril_parallel.placing.propagate import propagate
 from mithril_parallel.placing.strategy import Strategy, choose
 from mithril_parallel.planning.memory_estimate import MemoryEstimate, estimate_memory
 from mithril_parallel.planning.pipeline_estimate import estimate_pipeline
-from mithril_parallel.planning.step_time import Work, estimate_work
+from mithril_parallel.planning.step_time import Work, estimate_work, unknown_flops
 from mithril_parallel.xla_model.fusion_model import FusedGraph, fuse
 from mithril_parallel.xla_model.image_layout import with_strips
 from mithril_parallel.xla_model.program import XlaGraphs
@@ -84,6 +84,7 @@ class Plan:
     model: Model | None = field(default=None, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # those of ml.compile
     outputs: tuple[str, ...] = ()  # differentiated
+    unknown_flops: tuple[str, ...] = ()  # operations of which nothing says their flops: they count one per element
 
     @property
     def best(self) -> PlanEntry | None:
@@ -121,6 +122,7 @@ class Plan:
                 for w in self.entries
             ],
             "refused": dict(self.refused),
+            "unknown_flops": list(self.unknown_flops),
         }
 
     def _repr_html_(self) -> str:
@@ -157,6 +159,8 @@ class Plan:
                 + ("  fsdp" if w.fsdp else "")
             )
         lines += [f"{mesh}: {reason}" for mesh, reason in self.refused.items()]
+        if self.unknown_flops:
+            lines.append(f"unknown flops, counted as one per element: {', '.join(self.unknown_flops)}")
         return "\n".join(lines)
 
 
@@ -193,6 +197,7 @@ def plan(
     fused = fuse(_graph(model, names, compile_options), tpu=spec.family == "tpu")
     limit = spec.costs.get("usable_memory", spec.memory)
     result = Plan(spec, bool(names), [], model=model, options=compile_options, outputs=names)
+    result.unknown_flops = unknown_flops(fused.graph, spec)
     counts = (devices,) if isinstance(devices, int) else tuple(devices)
     for mesh in _meshes(counts):
         for fsdp in (False, True) if names and mesh.size(DATA) > 1 else (False,):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2, prod
 
-from mithril.graph import Node, Value, flops, is_product, is_windowed_product, numel
+from mithril.graph import Graph, Node, Value, counted_flops, flops, is_product, is_windowed_product, numel
 from mithril.plugins import HardwareTarget
 from mithril_parallel.mesh import Mesh
 from mithril_parallel.placing.propagate import Collective, GraphSharding
@@ -73,6 +73,14 @@ def _flops(
 
         walk(node, count)
     return counts[0], counts[1]
+
+
+def unknown_flops(graph: Graph, target: HardwareTarget) -> tuple[str, ...]:
+    """Return the operations of which neither a declaration nor the target says their flops."""
+    names: set[str] = set()
+    for node in graph.nodes:
+        walk(node, lambda inner, _: names.update(counted_flops(inner)[1]))
+    return tuple(sorted(names - target.instructions.keys()))
 
 
 def _margin_factor(node: Node, sharding: GraphSharding, strips: frozenset[Value]) -> float:
