@@ -97,3 +97,33 @@ def test_rows_with_other_sources_draw_as_without_each_other(folders):
     rows = ml.generate(compiled, [START], source=[*source, source[1]], **settings)
     assert rows[:2] == [ml.generate(compiled, [START], source=text, **settings) for text in source]
     assert rows[2] != rows[1]
+
+
+@pytest.mark.parametrize("family", NETWORKS)
+def test_saved_networks_are_read_without_their_classes(family, folders):
+    model = ml.from_pretrained(folders(family))
+    compiled = ml.compile(model, "numpy", inference=True)
+    again = ml.compile(ml.models.Layer.from_json(model.to_json()), "numpy", inference=True).bind(compiled.params)
+    inputs = network_inputs(model)
+    outputs = again(inputs)
+    for name, right in compiled(inputs).items():
+        np.testing.assert_array_equal(outputs[name], right, err_msg=name)
+
+
+@pytest.mark.parametrize("family", GENERATORS)
+def test_saved_generators_begin_and_end_texts_as_before(family, folders):
+    model = ml.from_pretrained(folders(family), cache=24)
+    compiled = ml.compile(model, "numpy", inference=True)
+    again = ml.compile(ml.models.Layer.from_json(model.to_json()), "numpy", inference=True).bind(compiled.params)
+    source = generation_source(family)[0]
+    assert ml.generate(again, source=source, max_new_tokens=8) == ml.generate(compiled, source=source, max_new_tokens=8)
+
+
+def test_changed_layers_of_saved_networks_return(folders):
+    """Layers below exist from the construction on, so that a file can name those that were changed."""
+    model = ml.from_pretrained(folders("bert"))
+    for _, layer in model.walk():
+        layer.set_attribute("stage", 1)
+    model.replace("encoder.layer.1.output.dense", ml.models.Linear(16))
+    again = ml.models.Layer.from_json(model.to_json())
+    assert [(p, type(x), x.tags) for p, x in again.walk()] == [(p, type(x), x.tags) for p, x in model.walk()]

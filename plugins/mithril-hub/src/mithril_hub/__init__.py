@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from mithril_hub.decoder.decoder import Attention, Block, Trunk
     from mithril_hub.decoder.feed_forward import Expert, FeedForward, Mixture, StackedExperts
     from mithril_hub.decoder.rope import Rope
+    from mithril_hub.encoder.blocks import BlockNames, Tower
+    from mithril_hub.encoder.clip import Clip, ClipConfig
+    from mithril_hub.encoder.image import ImageConfig, ImageEncoder
+    from mithril_hub.encoder.network import TextSettings
+    from mithril_hub.encoder.t5 import T5, T5Config
+    from mithril_hub.encoder.text import TextConfig, TextEncoder
+    from mithril_hub.encoder.whisper import Whisper, WhisperConfig
     from mithril_hub.model import Decoder
     from mithril_hub.parts import Norm, Projection, Table
 
@@ -24,23 +31,43 @@ HOMES = {
     **dict.fromkeys(("Expert", "FeedForward", "Mixture", "StackedExperts"), "decoder.feed_forward"),
     **dict.fromkeys(("Norm", "Projection", "Table"), "parts"),
     **dict.fromkeys(("DecoderConfig", "Experts", "Names"), "decoder.config"),
+    **dict.fromkeys(("BlockNames", "Tower"), "encoder.blocks"),
+    **dict.fromkeys(("Clip", "ClipConfig"), "encoder.clip"),
+    **dict.fromkeys(("ImageConfig", "ImageEncoder"), "encoder.image"),
+    "TextSettings": "encoder.network",
+    **dict.fromkeys(("T5", "T5Config"), "encoder.t5"),
+    **dict.fromkeys(("TextConfig", "TextEncoder"), "encoder.text"),
+    **dict.fromkeys(("Whisper", "WhisperConfig"), "encoder.whisper"),
 }
 __all__ = [
+    "T5",
     "Attention",
     "Block",
+    "BlockNames",
+    "Clip",
+    "ClipConfig",
     "Decoder",
     "DecoderConfig",
     "Expert",
     "Experts",
     "FeedForward",
+    "ImageConfig",
+    "ImageEncoder",
     "Mixture",
     "Names",
     "Norm",
     "Projection",
     "Rope",
     "StackedExperts",
+    "T5Config",
     "Table",
+    "TextConfig",
+    "TextEncoder",
+    "TextSettings",
+    "Tower",
     "Trunk",
+    "Whisper",
+    "WhisperConfig",
 ]
 
 

@@ -43,9 +43,23 @@ class ClipConfig:
     image: int
     patch: int
     size: int
+    channels: int
 
 
-def clip_network(settings: Mapping[str, Any], dtype: str) -> Network:
+class Clip(Network):
+    """Two encoders: texts and images to their embeddings and to the similarity of each pair."""
+
+    def __init__(self, config: ClipConfig, dtype: str = "float32") -> None:
+        pixels = (None, config.channels, config.image, config.image)
+        types = {"input_ids": ((None, None), IDS), "pixel_values": (pixels, "float32")}
+        outputs = ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds")
+        super().__init__(config, types, outputs, ("attention_mask",), dtype)
+
+    def compute(self, inputs: Mapping[str, Any]) -> Any:
+        return clip(self, self.config, inputs, self.dtype)
+
+
+def clip_network(settings: Mapping[str, Any], dtype: str) -> Clip:
     """Return the model of a ``config.json``."""
     text, vision = _part(settings, "text", TEXT), _part(settings, "vision", VISION)
     config = ClipConfig(
@@ -57,11 +71,9 @@ def clip_network(settings: Mapping[str, Any], dtype: str) -> Network:
         size_of(vision, "image_size"),
         size_of(vision, "patch_size"),
         settings.get("projection_dim", 512),
+        vision["num_channels"],
     )
-    pixels = (None, vision["num_channels"], config.image, config.image)
-    types = {"input_ids": ((None, None), IDS), "pixel_values": (pixels, "float32")}
-    outputs = ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds")
-    return Network(clip, config, types, outputs, ("attention_mask",), dtype)
+    return Clip(config, dtype)
 
 
 def _part(settings: Mapping[str, Any], name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,19 @@ class ImageConfig:
     tower: Tower
 
 
-def image_network(settings: Mapping[str, Any], dtype: str) -> Network:
+class ImageEncoder(Network):
+    """An encoder of images: ``pixel_values`` to hidden states and the pooled one, or to logits of a classifier."""
+
+    def __init__(self, config: ImageConfig, dtype: str = "float32") -> None:
+        types = {"pixel_values": ((None, config.channels, config.image, config.image), "float32")}
+        outputs = ("logits",) if config.classes else ("last_hidden_state", "pooler_output")
+        super().__init__(config, types, outputs, (), dtype)
+
+    def compute(self, inputs: Mapping[str, Any]) -> Any:
+        return image(self, self.config, inputs, self.dtype)
+
+
+def image_network(settings: Mapping[str, Any], dtype: str) -> ImageEncoder:
     """Return the encoder of a ``config.json``."""
     tower = Tower(
         settings["num_hidden_layers"],
@@ -52,9 +64,8 @@ def image_network(settings: Mapping[str, Any], dtype: str) -> Network:
     )
     classifies = any(a.endswith("ForImageClassification") for a in settings.get("architectures") or ())
     classes = len(settings.get("id2label") or "01") if classifies else 0
-    size = size_of(settings, "image_size", 224)
     config = ImageConfig(
-        size,
+        size_of(settings, "image_size", 224),
         size_of(settings, "patch_size", 16),
         settings.get("num_channels", 3),
         settings.get("pooler_output_size") or tower.hidden,
@@ -62,9 +73,7 @@ def image_network(settings: Mapping[str, Any], dtype: str) -> Network:
         classes,
         tower,
     )
-    types = {"pixel_values": ((None, config.channels, size, size), "float32")}
-    outputs = ("logits",) if classes else ("last_hidden_state", "pooler_output")
-    return Network(image, config, types, outputs, dtype=dtype)
+    return ImageEncoder(config, dtype)
 
 
 def image(layer: Any, config: ImageConfig, inputs: Mapping[str, Any], dtype: str) -> Any:

@@ -1,14 +1,14 @@
-"""A pretrained network as a layer: a function of its inputs, driven by a frozen configuration."""
+"""The base of pretrained networks that are functions of their inputs, driven by a frozen configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mithril import ops
 from mithril.graph import TensorType, Value, dtype as as_dtype
-from mithril_hub.model import IDS, Pretrained
+from mithril_hub.model import IDS, Pretrained, parameter_types
 
 MASKS = ("attention_mask", "token_type_ids")  # optional inputs of encoders
 Types = Mapping[str, tuple[tuple[Any, ...], str]]  # shape and dtype by input
@@ -32,22 +32,21 @@ class TextSettings:
 
 
 class Network(Pretrained):
-    """The network that ``function(layer, config, inputs, dtype)`` builds; it returns one value per output.
+    """A network whose ``compute`` returns one value per output.
 
-    Its first trace, in which weights are matched to parameters, creates the layers below.
+    Files of models hold the arguments of its class, which determine the layers below: the constructor traces
+    ``compute``, which creates them.
     """
 
     def __init__(
         self,
-        function: Callable[..., Any],
         config: Any,
         types: Types,
         outputs: tuple[str, ...],
-        optional: tuple[str, ...] = (),
-        dtype: str = "float32",
+        optional: tuple[str, ...],
+        dtype: str,
         text: TextSettings | None = None,
     ) -> None:
-        self.function = function
         self.config = config
         self.types = dict(types)
         self.inputs = tuple(types)
@@ -55,6 +54,11 @@ class Network(Pretrained):
         self.optional = optional
         self.dtype = dtype
         self.text = text
+        parameter_types(self)
+
+    def compute(self, inputs: Mapping[str, Any]) -> Any:
+        """Return the outputs for a value of each input, None for an optional one without."""
+        raise NotImplementedError
 
     def example_types(self) -> Mapping[str, TensorType]:
         sizes = {name: tuple(1 if n is None else n for n in shape) for name, (shape, _) in self.types.items()}
@@ -69,4 +73,4 @@ class Network(Pretrained):
             name: ops.cast(x, dtype="int32") if isinstance(x, Value) and x.dtype.is_integer else x
             for name, x in zip(names, values, strict=True)
         }
-        return self.function(self, self.config, inputs, self.dtype)
+        return self.compute(inputs)

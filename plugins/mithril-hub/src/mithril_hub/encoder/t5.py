@@ -13,7 +13,7 @@ from mithril import ops
 from mithril_hub.decoder.places import Places, selected
 from mithril_hub.encoder.blocks import joined_heads, padding_mask, split_heads
 from mithril_hub.encoder.memory import Memory
-from mithril_hub.encoder.network import Network, TextSettings
+from mithril_hub.encoder.network import Network, TextSettings, Types
 from mithril_hub.model import IDS
 from mithril_hub.parts import logits_of_table
 from mithril_hub.weights import Weights, activate
@@ -42,7 +42,30 @@ class T5Config:
     input_major: bool = False
 
 
-def t5_network(settings: Mapping[str, Any], dtype: str, cache: int | None = None) -> Network:
+class T5(Network):
+    """An encoder and a decoder; with ``cache=n``, keys and values of n positions are states of the decoder."""
+
+    def __init__(
+        self, config: T5Config, text: TextSettings, *, cache: int | None = None, dtype: str = "float32"
+    ) -> None:
+        self.capacity = cache
+        tokens = ((None, None), IDS if cache is None else "int32")
+        if cache is None:
+            types: Types = {"input_ids": tokens, "decoder_input_ids": tokens}
+            outputs: tuple[str, ...] = ("logits", "encoder_last_hidden_state")
+            optional: tuple[str, ...] = ("attention_mask",)
+        else:
+            types = {"decoder_input_ids": tokens, "position": ((), "int32")}
+            outputs, optional = ("logits",), ("input_ids", "attention_mask", "last")
+        super().__init__(config, types, outputs, optional, dtype, text)
+
+    def compute(self, inputs: Mapping[str, Any]) -> Any:
+        if self.capacity is None:
+            return t5(self, self.config, inputs, self.dtype)
+        return t5_step(self, self.config, inputs, self.dtype, cache=self.capacity)
+
+
+def t5_network(settings: Mapping[str, Any], dtype: str, cache: int | None = None) -> T5:
     """Return the model of a ``config.json``; with ``cache``, the decoder generates tokens step by step."""
     projection = settings.get("feed_forward_proj", "relu")
     activation = "gelu_new" if projection == "gated-gelu" else projection.removeprefix("gated-")
@@ -66,14 +89,7 @@ def t5_network(settings: Mapping[str, Any], dtype: str, cache: int | None = None
         settings["d_model"] ** -0.5 if scaled else 1.0,
         float(settings.get("layer_norm_epsilon", 1e-6)),
     )
-    tokens = ((None, None), IDS if cache is None else "int32")
-    text = TextSettings.of(settings)
-    if cache is not None:
-        steps = {"decoder_input_ids": tokens, "position": ((), "int32")}
-        optional = ("input_ids", "attention_mask", "last")
-        return Network(partial(t5_step, cache=cache), config, steps, ("logits",), optional, dtype, text)
-    types = {"input_ids": tokens, "decoder_input_ids": tokens}
-    return Network(t5, config, types, ("logits", "encoder_last_hidden_state"), ("attention_mask",), dtype, text)
+    return T5(config, TextSettings.of(settings), cache=cache, dtype=dtype)
 
 
 def t5(layer: Any, config: T5Config, inputs: Mapping[str, Any], dtype: str) -> Any:

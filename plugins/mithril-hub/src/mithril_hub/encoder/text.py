@@ -64,7 +64,18 @@ class TextConfig:
         return ("last_hidden_state", *(name for name, exists in further.items() if exists))
 
 
-def text_network(settings: Mapping[str, Any], dtype: str) -> Network:
+class TextEncoder(Network):
+    """An encoder of text: ``input_ids`` [batch, length] to hidden states, an embedding, or logits of a classifier."""
+
+    def __init__(self, config: TextConfig, dtype: str = "float32") -> None:
+        optional = ("attention_mask", "token_type_ids") if config.types else ("attention_mask",)
+        super().__init__(config, {"input_ids": ((None, None), IDS)}, config.outputs, optional, dtype)
+
+    def compute(self, inputs: Mapping[str, Any]) -> Any:
+        return text(self, self.config, inputs, self.dtype)
+
+
+def text_network(settings: Mapping[str, Any], dtype: str) -> TextEncoder:
     """Return the encoder of a ``config.json``."""
     kind = settings["model_type"]
     distilled = kind == "distilbert"
@@ -94,22 +105,16 @@ def text_network(settings: Mapping[str, Any], dtype: str) -> Network:
         pooler=kind == "bert" or (not classes and not distilled),
         tower=tower,
     )
-    return text_encoder(config, dtype)
-
-
-def text_encoder(config: TextConfig, dtype: str = "float32") -> Network:
-    """Return the encoder of a configuration."""
-    optional = ("attention_mask", "token_type_ids") if config.types else ("attention_mask",)
-    return Network(text, config, {"input_ids": ((None, None), IDS)}, config.outputs, optional, dtype)
+    return TextEncoder(config, dtype)
 
 
 def with_pooling(model: Pretrained, pooling: str) -> Pretrained:
     """Return an encoder of text with the output ``embedding``, and any other model unchanged."""
-    if not isinstance(model, Network) or not isinstance(model.config, TextConfig):
+    if not isinstance(model, TextEncoder):
         return model
     if model.config.classes or pooling not in ("mean", "cls"):
         return model
-    return text_encoder(replace(model.config, pooling=pooling), model.dtype)
+    return TextEncoder(replace(model.config, pooling=pooling), model.dtype)
 
 
 def text(layer: Any, config: TextConfig, inputs: Mapping[str, Any], dtype: str) -> Any:

@@ -11,7 +11,7 @@ from mithril import ops
 from mithril_hub.decoder.places import Places, selected
 from mithril_hub.encoder.blocks import BlockNames, Tower, attend, encode, keys_and_values, projected
 from mithril_hub.encoder.memory import Memory
-from mithril_hub.encoder.network import Network, TextSettings
+from mithril_hub.encoder.network import Network, TextSettings, Types
 from mithril_hub.model import IDS
 from mithril_hub.parts import logits_of_table
 from mithril_hub.weights import Weights, activate
@@ -43,7 +43,30 @@ class WhisperConfig:
     decoder: Tower
 
 
-def whisper_network(settings: Mapping[str, Any], dtype: str, cache: int | None = None) -> Network:
+class Whisper(Network):
+    """An encoder of sound and a decoder of text; with ``cache=n``, keys and values of n positions are states."""
+
+    def __init__(
+        self, config: WhisperConfig, text: TextSettings, *, cache: int | None = None, dtype: str = "float32"
+    ) -> None:
+        self.capacity = None if cache is None else min(cache, config.target)
+        if cache is None:
+            features = (None, config.bins, 2 * config.source)
+            types: Types = {"input_features": (features, "float32"), "decoder_input_ids": ((None, None), IDS)}
+            outputs: tuple[str, ...] = ("logits", "encoder_last_hidden_state")
+            optional: tuple[str, ...] = ()
+        else:
+            types = {"decoder_input_ids": ((None, None), "int32"), "position": ((), "int32")}
+            outputs, optional = ("logits",), ("input_features", "last")
+        super().__init__(config, types, outputs, optional, dtype, text)
+
+    def compute(self, inputs: Mapping[str, Any]) -> Any:
+        if self.capacity is None:
+            return whisper(self, self.config, inputs, self.dtype)
+        return whisper_step(self, self.config, inputs, self.dtype, cache=self.capacity)
+
+
+def whisper_network(settings: Mapping[str, Any], dtype: str, cache: int | None = None) -> Whisper:
     """Return the model of a ``config.json``; with ``cache``, the decoder generates tokens step by step."""
     encoder, decoder = (
         Tower(
@@ -63,14 +86,7 @@ def whisper_network(settings: Mapping[str, Any], dtype: str, cache: int | None =
     config = WhisperConfig(
         settings["vocab_size"], settings["num_mel_bins"], source, settings["max_target_positions"], encoder, decoder
     )
-    features, tokens = ((None, config.bins, 2 * source), "float32"), ((None, None), IDS if cache is None else "int32")
-    text = TextSettings.of(settings)
-    if cache is not None:
-        steps = {"decoder_input_ids": tokens, "position": ((), "int32")}
-        step = partial(whisper_step, cache=min(cache, config.target))
-        return Network(step, config, steps, ("logits",), ("input_features", "last"), dtype, text)
-    types = {"input_features": features, "decoder_input_ids": tokens}
-    return Network(whisper, config, types, ("logits", "encoder_last_hidden_state"), dtype=dtype, text=text)
+    return Whisper(config, TextSettings.of(settings), cache=cache, dtype=dtype)
 
 
 def whisper(layer: Any, config: WhisperConfig, inputs: Mapping[str, Any], dtype: str) -> Any:

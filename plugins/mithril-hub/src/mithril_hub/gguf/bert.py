@@ -13,8 +13,7 @@ from mithril_gguf.vocabulary import PREFIX
 from mithril_hub.checkpoint.changed_layers import require_layers_of_settings
 from mithril_hub.checkpoint.folder import pooling_of
 from mithril_hub.encoder.blocks import Tower
-from mithril_hub.encoder.network import Network
-from mithril_hub.encoder.text import BERT, TextConfig, text_encoder
+from mithril_hub.encoder.text import BERT, TextConfig, TextEncoder
 from mithril_hub.gguf.reading import Metadata, fitting
 from mithril_hub.gguf.tensor_names import Tensor
 from mithril_hub.gguf.writing import architecture_of, folder_of, tokenizer_entries
@@ -43,7 +42,7 @@ LAYER = {
 
 def load(
     metadata: Mapping[str, Any], tensors: Mapping[str, Any], *, context: int | None
-) -> tuple[Network, dict[str, Tensor]]:
+) -> tuple[TextEncoder, dict[str, Tensor]]:
     """Return the encoder of a GGUF file and the tensor of each of its parameters.
 
     With ``pooling_type`` mean or cls it has the output ``embedding``; classifiers have ``logits``.
@@ -51,7 +50,7 @@ def load(
     if context is not None:
         raise InputError("models of the architecture 'bert' have no cache", hint="load the file without context=")
     config = _config(Metadata(metadata), tensors)
-    model = text_encoder(config)
+    model = TextEncoder(config)
     return model, fitting(model, _tensors(config, list(parameter_types(model))), tensors)
 
 
