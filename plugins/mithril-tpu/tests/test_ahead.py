@@ -293,12 +293,14 @@ def test_collectives_are_counted_in_hlo():
       %all-reduce.2 = (f32[8]{0}, bf16[4,2]{1,0}) all-reduce(%a, %b), channel_id=2
       %all-gather-start = (f32[4]{0}, f32[16]{0}) all-gather-start(f32[4]{0} %p), dimensions={0}
       %all-gather-done = f32[16]{0} all-gather-done(%all-gather-start)
+      %exchange = bf16[16,8]{1,0} ragged-all-to-all(%rows, %zeros, %starts, %sizes, %targets, %incoming), channel_id=3
       %fusion = f32[2]{0} fusion(%all-reduce.1), calls=%c
     """
     counts = collectives(text)
     assert {k: (c.count, c.bytes) for k, c in counts.items()} == {
         "all-reduce": (2, 64 * 4096 * 4 + 32 + 16),
         "all-gather": (1, 64),
+        "ragged-all-to-all": (1, 16 * 8 * 2),
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mithril_tpu.aot.serialized_hlo import instructions
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 _CALL = re.compile(r"=\s+(?P<shape>\(.*?\)|\S+)\s+(?P<kind>" + "|".join(KINDS) + r")(?P<start>-start)?\(")
 _CHAIN = re.compile(r'channel_id=(\d+).*chain_id="(\w+)"')  # of an exchange that several fusions perform
 _ARRAY = re.compile(r"(?P<dtype>pred|bf16|[a-z]+\d+\w*)\[(?P<dims>[\d,]*)\]")
