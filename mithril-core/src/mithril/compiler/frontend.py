@@ -48,7 +48,7 @@ class InputDeclaration(Protocol):
     @property
     def required(self) -> bool: ...
     @property
-    def alike(self) -> str: ...  # a similar name of a connection that a layer produces, or ""
+    def produced(self) -> frozenset[str]: ...  # names that layers produce: the input may be one of them, misspelled
 
 
 @dataclass(frozen=True)

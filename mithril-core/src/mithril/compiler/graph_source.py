@@ -35,7 +35,7 @@ class GraphInput:
     """An input of the graph."""
 
     required = True
-    alike = ""
+    produced: frozenset[str] = frozenset()
 
     def __init__(self, declared: Input) -> None:
         self.name = declared.name

@@ -46,7 +46,7 @@ def input_specs(source: Source, settings: Mapping[str, Any]) -> dict[str, InputS
         kind = as_dtype(types.get(name, types.get(primal))) if {name, primal} & {*types} else d.dtype
         free = pattern if shape is None else None
         sparse = getattr(d, "sparse", None)  # declared by models only
-        specs[name] = InputSpec(name, shape, kind, d.where, kind is not None, d.required, d.alike, free, sparse)
+        specs[name] = InputSpec(name, shape, kind, d.where, kind is not None, d.required, d.produced, free, sparse)
     return specs
 
 

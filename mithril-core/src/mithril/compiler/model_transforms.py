@@ -101,7 +101,7 @@ class Rows:
             if axis is not None and shape is not None:
                 place = axis % (len(shape) + 1)
                 shape = (*shape[:place], self.size if self.size is not None else None, *shape[place:])
-            declared.append(InputOf(d.name, shape, d.dtype, d.where, d.required, d.alike))
+            declared.append(InputOf(d.name, shape, d.dtype, d.where, d.required, d.produced))
         return declared
 
     def outputs(self, inner: Source) -> Sequence[str]:
@@ -183,7 +183,7 @@ class Derivative:
         return seeds
 
     def inputs(self, inner: Source) -> list[InputOf]:
-        plain = [InputOf(d.name, d.shape, d.dtype, d.where, d.required, d.alike) for d in inner.inputs]
+        plain = [InputOf(d.name, d.shape, d.dtype, d.where, d.required, d.produced) for d in inner.inputs]
         return [*plain, *self._seeds(inner).values()]
 
     def outputs(self, inner: Source) -> Sequence[str]:

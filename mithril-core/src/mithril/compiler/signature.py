@@ -60,14 +60,15 @@ class InputSpec:
     where: str = ""  # first layer that uses the input, for messages
     declared: bool = False  # whether the user declared the dtype (types= or IOKey)
     required: bool = True  # False: the model has a default value
-    alike: str = ""  # a similar name of a connection that a layer produces
+    produced: frozenset[str] = frozenset()  # names that layers produce: the input may be one of them, misspelled
     pattern: tuple[Any, ...] | None = None  # of unknown rank: sizes around ``...``
     sparse: str | None = None  # the format of sparse arrays that calls pass
 
     @property
     def misspelling(self) -> str | None:
         """The hint that the input may be a misspelled connection, or None without a similar name."""
-        return f"no layer produces '{self.name}'; did you mean '{self.alike}'?" if self.alike else None
+        similar = closest(self.name, sorted(self.produced), 1)
+        return f"no layer produces '{self.name}'; did you mean '{similar[0]}'?" if similar else None
 
     @property
     def type(self) -> TensorType | None:

@@ -26,7 +26,7 @@ class InputOf:
     dtype: DType | None
     where: str
     required: bool = True
-    alike: str = ""
+    produced: frozenset[str] = frozenset()
     primal: str = ""  # the input of a tangent, which has the same type
 
 

@@ -28,15 +28,22 @@ class InputDecl:
     dtype: DType | None = None
     default: Any = NO_DEFAULT
     where: str = ""  # the first layer that uses the input, and the user's line
-    alike: str = ""  # a similar name that a layer produces: the input may be a misspelling
+    produced: frozenset[str] = frozenset()  # names that layers produce: the input may be one of them, misspelled
     sparse: str | None = None  # the format of sparse arrays that calls pass
 
     def __fingerprint__(self) -> tuple[Any, ...]:
-        return fields(self, skip=("where", "alike"))  # for messages only
+        return fields(self, skip=("where", "produced"))  # for messages only
 
     @property
     def required(self) -> bool:
         return self.default is NO_DEFAULT
+
+    @property
+    def misspelling(self) -> str | None:
+        """The hint that the input may be a misspelled connection, or None without a similar name."""
+        # Searched for messages only: among a thousand names it takes 10 ms.
+        similar = closest(self.name, sorted(self.produced), 1)
+        return f"no layer produces '{self.name}'; did you mean '{similar[0]}'?" if similar else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +395,8 @@ def _input_declarations(flat: FlatModel, top: _Frame) -> tuple[InputDecl, ...]:
         for slot, terminal in zip(call.operands, call.layer.inputs + call.layer.optional, strict=False):
             if slot is not None and call.needed:
                 readers[slot] = (call, terminal)
-    produced = {flat.names[slot] for call in flat.layer_calls for slot in call.results.values() if slot in flat.names}
+    results = (slot for call in flat.layer_calls for slot in call.results.values())
+    produced = frozenset(flat.names[slot] for slot in results if slot in flat.names)
     declarations = []
     for name, connection in top.model.inputs_by_name.items():
         slot = top.slots[id(connection)]
@@ -405,9 +413,8 @@ def _input_declarations(flat: FlatModel, top: _Frame) -> tuple[InputDecl, ...]:
             call, terminal = readers[slot]
             expected = call.layer.expects(terminal)
             dtype = as_dtype(expected[1]) if expected is not None and expected[1] is not None else None
-        alike = next(iter(closest(name, sorted(produced), 1)), "")
         reader = _where(readers.get(slot))
-        declarations.append(InputDecl(name, slot, shape, dtype, key.default, reader, alike, key.sparse))
+        declarations.append(InputDecl(name, slot, shape, dtype, key.default, reader, produced, key.sparse))
     return tuple(declarations)
 
 

@@ -118,9 +118,7 @@ def _input(
         raise ShapeError(
             f"Cannot infer shape for tensor '{name}'",
             facts=[decl.where],
-            hint=f"no layer produces '{name}'; did you mean '{decl.alike}'?"
-            if decl.alike
-            else f"pass shapes={{'{name}': [...]}}",
+            hint=decl.misspelling or f"pass shapes={{'{name}': [...]}}",
         )
     t = types[name]
     tags = {"trainable": True} if trainable and _matches(name, trainable) else None
