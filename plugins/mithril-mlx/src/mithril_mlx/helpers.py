@@ -35,6 +35,7 @@ def erf(x):
     total = mx.zeros_like(z)
     for divisor in (-75600, 9360, -1320, 216, -42, 10, -3, 1):
         total = total * z * z + 1 / divisor
+    # Up to one half the next term, z**17 / 685440 without the factor, is 1e-11 of the sum.
     return mx.where(mx.abs(z) < 0.5, z * total * 1.1283791670955126, mx.erf(z)).astype(x.dtype)
 
 

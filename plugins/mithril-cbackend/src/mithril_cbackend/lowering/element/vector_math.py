@@ -42,8 +42,8 @@ ROUNDING = 12582912.0  # adding it to a moderate float leaves the nearest intege
 def exp(code: t.Code, x: t.Expr) -> t.Expr:
     """Compute 2**n times a polynomial on [-0.5, 0.5] log 2; subnormal results are 0."""
     x = code.let(x, "x")
-    # Beyond these the result is infinite or 0; clamped first, because the exponent would overflow
-    # into the sign.
+    # The logarithms of the largest and of the smallest normal number: beyond them the result is infinite
+    # or 0. Clamped first, because the exponent would overflow into the sign.
     c = code.let(t.select(x < 88.7228394, x, f(88.7228394)), "c")
     c = code.let(t.select(c > -87.3365479, c, f(-87.3365479)), "c")
     biased = code.let(c * LOG2_E + ROUNDING, "k")
@@ -81,7 +81,7 @@ LOG = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4
 
 def log(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x, "x")
-    tiny = code.let(x < 1.17549435e-38, "tiny")
+    tiny = code.let(x < 1.17549435e-38, "tiny")  # the smallest normal number
     # Subnormal numbers have no implicit bit: times 2**23 they are normal, and the exponent is
     # corrected by 23.
     scaled = code.let(t.select(tiny, x * 8388608.0, x), "s")
@@ -115,12 +115,13 @@ def log1p(code: t.Code, x: t.Expr) -> t.Expr:
 def expm1(code: t.Code, x: t.Expr) -> t.Expr:
     x = code.let(x, "x")
     c = code.let(t.select(x > 88.7228394, f(88.7228394), x), "c")
-    c = code.let(t.select(c < -18.0, f(-18.0), c), "c")  # nan stays
+    # exp(-18) is below half a unit in the last place of -1; nan stays.
+    c = code.let(t.select(c < -18.0, f(-18.0), c), "c")
     biased = code.let(c * LOG2_E + ROUNDING, "k")
     less_one = _exp_less_one(code, c, code.let(biased - ROUNDING, "n"))
     k = code.let(t.bits(biased, "int32") - i(0x4B400000), "k")
     one = power_of_two(i(0) - k)  # 1 / 2**k, where it counts
-    one = t.select(k < i(30), one, f(0.0))
+    one = t.select(k < i(30), one, f(0.0))  # rounding loses it from 2**25 on; from 2**127 on it would be subnormal
     y = (less_one + (f(1.0) - one)) * power_of_two(k - i(1)) * 2.0
     y = t.select(x > 88.7228394, f(INF), y)
     return t.select(t.equal(x, 0.0), x, y)  # of -0 it is -0

@@ -220,6 +220,7 @@ class PackedBlocks:
         work = p.work // p.matrices // 4
         threads = frame.workers(work, tiles * groups)
         splits = 1  # symbolic rows are not split: their last tiles overlap
+        # From four groups for each thread on, threads that are idle in the last turn cost a quarter at most.
         if isinstance(tiles, int) and groups % threads and groups < 4 * threads and tiles % threads == 0:
             splits = threads
         self.distance = group * (threads if splits == 1 else 1)
