@@ -11,14 +11,18 @@ from mithril.plugins import HardwareTarget, MemoryLevel, hookimpl, register, unr
 
 
 class Boards:
-    """Two CPUs that differ in their scratchpad only."""
+    """CPUs that differ in their scratchpad only, and in the cost of an exponential only."""
 
     @hookimpl
     def mithril_targets(self):
         sizes = {"tiny": 256, "large": 1 << 20}
+        costs = {"quick_exp": 1.0, "slow_exp": 40.0}
         return [
-            HardwareTarget(name, family="cpu", levels=(MemoryLevel("sram", size, scratchpad=True),))
-            for name, size in sizes.items()
+            *(
+                HardwareTarget(name, family="cpu", levels=(MemoryLevel("sram", size, scratchpad=True),))
+                for name, size in sizes.items()
+            ),
+            *(HardwareTarget(name, family="cpu", instructions={"exp": cost}) for name, cost in costs.items()),
         ]
 
 
@@ -52,3 +56,25 @@ def test_a_tiny_scratchpad_gets_another_fusion_than_a_large_one(boards, function
     results = [model.evaluate({}, inputs)["y"] for model in compiled.values()]
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
     assert kernels(compiled["tiny"]) > kernels(compiled["large"])
+
+
+@pytest.mark.parametrize("function", [softmax, attention])
+def test_decisions_say_how_a_scratchpad_is_used(boards, function):
+    with ml.Builder() as b:
+        graph = b.build({"y": function(b.input("x", (2, 64, 256), "float32"))})
+    compiled = {name: ml.compile(graph, "c", target_hardware=name) for name in ("tiny", "large")}
+    for name, model in compiled.items():
+        assert f"fusion: {kernels(model)} kernels, whose rows take" in str(model.explain())
+        assert f"the levels of memory of '{name}' select kernels and fusion" in str(model.explain())
+
+
+def test_costs_of_instructions_select_fusion(boards):
+    """Where a reader broadcasts, an element that the target computes cheaply is computed again, another is stored."""
+    with ml.Builder() as b:
+        x = b.input("x", (1, 64), "float32")
+        graph = b.build({"y": ops.exp(x) + b.input("z", (64, 64), "float32")})
+    inputs = {"x": np.ones((1, 64), np.float32), "z": np.ones((64, 64), np.float32)}
+    compiled = {name: ml.compile(graph, "c", target_hardware=name) for name in ("quick_exp", "slow_exp")}
+    np.testing.assert_allclose(*[model.evaluate({}, inputs)["y"] for model in compiled.values()])
+    assert [kernels(model) for model in compiled.values()] == [1, 2]
+    assert "the costs of instructions of 'slow_exp' select fusion" in str(compiled["slow_exp"].explain())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from mithril.graph.apply import emit
 from mithril.graph.axes_notation import REDUCING, parse_axes
@@ -10,6 +11,7 @@ from mithril.graph.builder import Builder
 from mithril.graph.core import Graph, Node, Op, types_of
 from mithril.graph.node_axes import axes_of
 
+NO_COSTS: Mapping[str, float] = MappingProxyType({})  # of a hardware target
 EXPENSIVE = 4.0  # operations per element above which recomputing an element costs more than reading it
 
 
@@ -119,9 +121,9 @@ def _reduces(op: Op) -> bool:
     return isinstance(text, str) and any(c.kind in REDUCING for c in parse_axes(text).clauses)
 
 
-def is_expensive(node: Node, flops: float = EXPENSIVE) -> bool:
-    """Whether the declared cost per element is at least ``flops``."""
-    cost = node.op.cost
+def is_expensive(node: Node, flops: float = EXPENSIVE, costs: Mapping[str, float] = NO_COSTS) -> bool:
+    """Whether the cost per element is at least ``flops``: by its name in ``costs``, or as declared."""
+    cost = costs.get(node.op.name, node.op.cost)
     return not callable(cost) and (cost or 0.0) >= flops
 
 

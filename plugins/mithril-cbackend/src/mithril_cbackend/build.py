@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from mithril.backend import BuildOptions, ExactSizesRequired
+from mithril.backend import BuildOptions, ExactSizesRequired, format_bytes, nbytes
 from mithril.graph import BackendError, Graph, MithrilError, ShapeError, symbols
 from mithril_cbackend.compile_target import CompileTarget, resolve_target
 from mithril_cbackend.graph import integer_products, patches
+from mithril_cbackend.lowering.attention import attention
 from mithril_cbackend.lowering.element.kernel import Kernel
 from mithril_cbackend.lowering.element.kernel_builder import Machine
+from mithril_cbackend.lowering.rows import fused_rows
 from mithril_cbackend.program import compile_graph
 from mithril_cbackend.program.executable import Executable
 from mithril_cbackend.schedule import tuning
@@ -45,6 +47,7 @@ def build(
         executable = compile_graph.compiled(graph, machine, target, options.settings["cache"])
     if scheduler != "own":
         record_schedulers(executable.program.kernels.values(), scheduler, options)
+    record_scratchpad(executable.program.kernels.values(), machine, options)
     executable.plugins = options.plugins
     compile_graph.write_source(executable, graph, options)
     return executable
@@ -59,6 +62,16 @@ def record_schedulers(kernels: Collection[Kernel], scheduler: str, options: Buil
         by_tvm, by_templates = lists
         count = f"{scheduled.total()} of {len(kernels)} kernels"
         options.decisions.record("choice", f"scheduler: TVM for {count}: {by_tvm}; templates: {by_templates}")
+
+
+def record_scratchpad(kernels: Collection[Kernel], machine: Machine, options: BuildOptions) -> None:
+    """Record how many kernels there are for the scratchpad of a hardware target, and how much of it they take."""
+    if machine.scratchpad is None:
+        return
+    rows = [k.scratch for k in kernels if k.template in (attention.attention, fused_rows.rows)]
+    used = max((sum(nbytes(v.type) for v in values) // machine.threads for values in rows), default=0)
+    share = f"{format_bytes(used)} of the scratchpad's {format_bytes(machine.scratchpad)}"
+    options.decisions.record("choice", f"fusion: {len(kernels)} kernels, whose rows take {share}")
 
 
 def any_size(graph: Graph, machine: Machine, target: CompileTarget, options: BuildOptions) -> Executable:

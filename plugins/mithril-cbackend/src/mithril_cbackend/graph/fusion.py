@@ -14,7 +14,7 @@ import numpy as np
 
 from mithril import ops
 from mithril.backend import memory_plan
-from mithril.graph import DType, Graph, Node, TensorType, Value, dtype as as_dtype, is_expensive
+from mithril.graph import DType, Graph, Node, TensorType, Value, dtype as as_dtype
 from mithril_cbackend.graph.call_layout import at_aligned_address
 from mithril_cbackend.graph.foreign import is_primitive, plugin_lowering, plugin_template
 from mithril_cbackend.graph.index_ranges import IndexRanges
@@ -401,7 +401,7 @@ class FusionPlanner:
         # over memory. The limit of 6 is that of the first version of this file; no measurement of it is
         # recorded.
         if size(source) > size(node.result):  # elements would be recomputed
-            if is_expensive(node) or self.expanded.get(kernel, 0) >= 6:
+            if self.machine.is_expensive(node) or self.expanded.get(kernel, 0) >= 6:
                 return None
             self.expanded[kernel] = self.expanded.get(kernel, 0) + 1
         return kernel
@@ -465,7 +465,7 @@ class FusionPlanner:
         # scalar loops.
         if node.op is ops.reshape or not vectorization.vectorizable([node]):
             return None
-        return kernel if roles == {"query"} or (roles == {"score"} and not is_expensive(node)) else None
+        return kernel if roles == {"query"} or (roles == {"score"} and not self.machine.is_expensive(node)) else None
 
     def _separate_kernel(self, node: Node) -> None:
         lowering = LOWERINGS.get(node.op.name)

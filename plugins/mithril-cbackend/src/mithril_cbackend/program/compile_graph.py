@@ -49,6 +49,9 @@ def machine(
         features=machine_code.selected_features(cpu) if target.arch is None else (),
     )
     hardware = options.target
+    if hardware is not None and hardware.instructions:
+        options.decisions.record("choice", f"the costs of instructions of '{hardware.name}' select fusion")
+        result = replace(result, instructions=dict(hardware.instructions))
     if hardware is not None and hardware.cache is not None:
         options.decisions.record("choice", f"the levels of memory of '{hardware.name}' select kernels and fusion")
         return replace(result, cache=hardware.cache, scratchpad=hardware.scratchpad)

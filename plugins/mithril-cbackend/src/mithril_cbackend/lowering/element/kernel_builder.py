@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from mithril.graph import Value
+from mithril.graph import Node, Value, is_expensive
 from mithril_cbackend import tir as t
 from mithril_cbackend.lowering.element.element_reader import Index, Reader, typical
 from mithril_cbackend.lowering.element.kernel import Kernel, Template
@@ -39,6 +39,7 @@ class Machine:
     )  # measured schedules: operation with its sizes -> schedule
     cache: int = 1 << 19  # bytes of the L2 cache, which is private to each core
     scratchpad: int | None = None  # bytes that a kernel may keep for each thread; None: no limit
+    instructions: Mapping[str, float] = field(default_factory=dict)  # operations per element, by a hardware target
     fuse: bool = True  # whether a kernel may compute several operations
     plan: str | Callable[..., Any] = "smallest"  # strategy of the memory plan
     compact: bool = False  # whether to prefer small scratch buffers to fast kernels
@@ -52,6 +53,10 @@ class Machine:
 
     def lanes(self, dtype_bits: int = 32) -> int:
         return max(1, self.vector_bytes * 8 // dtype_bits)
+
+    def is_expensive(self, node: Node) -> bool:
+        """Whether an element of the node costs more than to store and load it."""
+        return is_expensive(node, costs=self.instructions)
 
     def parallel(self, work: int) -> Any:
         """Return the kind of an outermost loop: parallel if there is enough work."""
