@@ -8,7 +8,7 @@ from record import DECODERS
 
 import mithril as ml
 from mithril_hub.decoder.families import decoder_config
-from mithril_hub.settings import KNOWN
+from mithril_hub.settings import KNOWN, check_settings, size_of
 
 REFUSED = {  # settings that change the results of transformers
     "gemma": {"use_bidirectional_attention": True, "hidden_activation": "silu"},
@@ -24,6 +24,33 @@ REFUSED = {  # settings that change the results of transformers
     "mistral": {"layer_types": ["full_attention", "sliding_attention"]},
     "t5": {"quantization_config": {"bits": 4}},
 }
+
+# Values with the meaning of files without the setting.
+NEUTRAL = {
+    "vit": {"pruned_heads": {}, "is_encoder_decoder": False, "is_decoder": False, "add_cross_attention": False}
+    | {"tie_encoder_decoder": False, "attention_bias": False, "mlp_bias": False, "rope_interleaved": False}
+    | {"use_mrope": False, "partial_rotary_factor": 1.0, "qkv_bias": True},
+    "t5": {"is_encoder_decoder": True},
+    "whisper": {"is_encoder_decoder": True, "tie_word_embeddings": True},
+    "gemma2": {"use_bidirectional_attention": False, "hidden_act": "gelu_pytorch_tanh"},
+}
+
+
+@pytest.mark.parametrize("family", NEUTRAL)
+def test_only_the_neutral_value_of_a_setting_is_accepted(family):
+    check_settings(family, NEUTRAL[family])
+    for name, value in NEUTRAL[family].items():
+        other = not value if isinstance(value, bool) else [value, value]
+        with pytest.raises(ml.UnsupportedError, match=f"do not support: {name}"):
+            check_settings(family, {name: other})
+
+
+@pytest.mark.parametrize("value", [1, (1 << 31) - 1])
+def test_sizes_are_positive_and_have_31_bits(value):
+    assert size_of({"size": value}, "size") == size_of({}, "size", value) == value
+    for other in (0, -1, 1 << 31, True, 1.0, "1"):
+        with pytest.raises(ml.InputError, match="'size' is .*, expected a positive integer"):
+            size_of({"size": other}, "size")
 
 
 @pytest.mark.parametrize("family", REFUSED)
