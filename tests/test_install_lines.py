@@ -85,14 +85,22 @@ def index(tmp_path_factory):
     return other_wheels, project_wheels
 
 
+def _wheel(folder: Path, path: str) -> str:
+    """Return the wheel of a distribution's folder, with the extras of the path."""
+    name, bracket, extras = (ROOT / path).name.partition("[")
+    assert name in projects(), path
+    return f"{next(folder.glob(name.replace('-', '_') + '-*'))}{bracket}{extras}"
+
+
 @pytest.mark.parametrize("line", commands())
 def test_install_line(index, line, tmp_path):
     other_wheels, project_wheels = index
     words = shlex.split(line)
-    arguments = [word for word in words if word != "-e"]  # an editable build needs a package of the index
-    if "-e" in words:  # whose folders may be named without ./, as the core's is
-        arguments = [f"./{word}" if (ROOT / word).is_dir() else word for word in arguments]
-    folders = [other_wheels] if any("/" in argument for argument in arguments) else [other_wheels, project_wheels]
+    # Wheels replace folders, whose metadata pip would build in half of the time of this file; the environments of tox
+    # build all distributions. With -e a folder may be named without ./, as the core's is.
+    is_folder = {word: "/" in word or ("-e" in words and (ROOT / word).is_dir()) for word in words}
+    arguments = [_wheel(project_wheels, word) if is_folder[word] else word for word in words if word != "-e"]
+    folders = [other_wheels] if any(is_folder.values()) else [other_wheels, project_wheels]
     links = [word for folder in folders for word in ("--find-links", str(folder))]
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-index"]
     done = subprocess.run(
