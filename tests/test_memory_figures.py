@@ -34,8 +34,15 @@ MODELS = {
 }
 
 
-def hold(use, measured):
+CALLS = 4  # a call takes less memory if another process interrupts the thread that allocates
+
+
+def hold(use, measure):
     """Check that an exact figure is within 15 % of a measurement, an estimate within its labeled error."""
+    measured = max(measure() for _ in range(CALLS))
+    if use.error is None and not use.exact:
+        assert "whose error was not measured" in use.label
+        return
     low, high = (-0.15, 0.15) if use.exact else use.error
     assert use.exact or "exact" not in use.label
     error = use.workspace / measured - 1
@@ -59,7 +66,7 @@ def test_the_figure_is_that_of_a_measurement(backend, name):
         program = compiled.program_for(output_gradients is not None)
         report = compiled.memory_report(gradients=output_gradients is not None)
         assert report.use is program.memory.at({})
-        hold(report.use, compiled.backend.measured_memory(call, program.executable))
+        hold(report.use, lambda: compiled.backend.measured_memory(call, program.executable))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -71,7 +78,8 @@ def test_the_figure_of_a_training_step(backend):
     trainer.fit(ml.DataLoader((x, y), batch_size=256), epochs=1)
     engine = trainer.engine
     (step,) = engine._steps.values()
-    batch, rates = {"input": x, "target": y}, dict.fromkeys(engine._rates, 1e-3)
+    batch = {"input": engine.backend.array(x), "target": engine.backend.array(y)}  # else a call may copy them
+    rates = dict.fromkeys(engine._rates, 1e-3)
 
     alive = []
 
@@ -79,7 +87,7 @@ def test_the_figure_of_a_training_step(backend):
         alive.append(engine.arrays)  # else a backend may reuse their memory, which was allocated before
         return engine.step(batch, rates)
 
-    hold(ProgramMemory(engine.backend, step.run).at({}), engine.backend.measured_memory(call, step.run))
+    hold(ProgramMemory(engine.backend, step.run).at({}), lambda: engine.backend.measured_memory(call, step.run))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -111,7 +119,7 @@ def test_the_picture_shows_the_figure_of_the_report(backend, tmp_path):
     assert f"values {format_bytes(sum(row.activations for row in report.layers))}<" in drawn  # one box, one layer
 
 
-@pytest.mark.parametrize("backend", ["c", "ggml", "jax"])
+@pytest.mark.parametrize("backend", ["c", "ggml", "jax", "mlx"])
 def test_a_program_of_several_backends_has_an_estimate(backend):
     first, second = m.Linear(4, name="first"), m.Linear(3, name="second")
     second.set_attribute("backend", "other")

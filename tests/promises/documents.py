@@ -163,6 +163,7 @@ DOCUMENTS: dict[str, str] = {
         Gradient Checkpointing | less memory | checkpointing
         Memory Planning | `memory_planning` | memory_planning
         Memory Planning | `max_memory_gb` | memory_limit
+        Memory Planning | the limit is that of the memory which calls take | memory_figure
         Conditionals | `If` | branches
         Loops | `While` | loops
         Verbose Mode | `verbose` | verbose

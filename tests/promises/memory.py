@@ -112,15 +112,16 @@ DEEP = (
 )
 
 
-def gradients(network: Network, engine: str, **options: Any) -> tuple[int, dict[str, Any]]:
-    """Return the measured bytes of a call with gradients, and these."""
+def gradients(network: Network, engine: str, **options: Any) -> tuple[int, dict[str, Any], Any]:
+    """Return the measured bytes of a call with gradients, these, and the reported memory."""
     subject = compiled(network, engine, **options)
     params, backend = subject.randomize_params(seed=0), subject.backend
     arguments = params, {"input": backend.array(network.input())}, backend.array(_slope(subject, network, params))
     results = subject.evaluate(*arguments)
     executable = subject.program_for(True).executable
     observed = backend.measured_memory(lambda: subject.evaluate(*arguments), executable)
-    return int(observed), {name: backend.to_numpy(x) for name, x in results[1].items()}
+    use = subject.memory_report(gradients=True).use
+    return int(observed), {name: backend.to_numpy(x) for name, x in results[1].items()}, use
 
 
 def _slope(subject: Any, network: Network, params: Any) -> Any:
@@ -133,7 +134,7 @@ def checkpointing(engine: str) -> Cell:
     """Measured bytes of a call with gradients of deep networks, without and with checkpoints; gradients are equal."""
     pairs = []
     for network in DEEP:
-        (before, expected), (after, observed) = (
+        (before, expected, _), (after, observed, _) = (
             gradients(network, engine, gradient_checkpointing=on, **({"checkpoint_segments": 4} if on else {}))
             for on in (False, True)
         )
@@ -141,6 +142,20 @@ def checkpointing(engine: str) -> Cell:
             np.testing.assert_allclose(observed[name], x, rtol=1e-3, atol=1e-4)
         pairs.append((before, after))
     return fewer(pairs, "bytes")
+
+
+@probe(timed=True)
+def memory_figure(engine: str) -> Cell:
+    """Bytes by memory_report, of those of a call with gradients: within 15 %, or the error that the report prints."""
+    ratios, are_right = [], True
+    for small in DEEP:
+        network = Network(small.make, (8 * small.shape[0], *small.shape[1:]))  # Python's objects are a small part
+        for options in ({}, {"gradient_checkpointing": True, "checkpoint_segments": 4}):
+            measured, _, use = gradients(network, engine, **options)
+            low, high = (-0.15, 0.15) if use.exact else use.error
+            ratios.append(use.workspace / measured)
+            are_right &= low - 0.01 <= ratios[-1] - 1 <= high + 0.01
+    return when(are_right, f"{', '.join(f'{ratio:.2f}' for ratio in ratios)}: {use.label}")
 
 
 @probe()

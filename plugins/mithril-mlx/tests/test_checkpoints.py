@@ -32,11 +32,14 @@ def test_the_peak_is_lower_and_gradients_are_equal(name):
             return compiled.evaluate(params, inputs, {"output": slope})
 
         gradients.append({n: np.asarray(g) for n, g in call()[1].items()})
-        peaks.append(engine.measured_memory(call))
-        report = compiled.memory_report(gradients=True)
+        # A call takes less memory if the thread that allocates is interrupted.
+        peaks.append(max(engine.measured_memory(call) for _ in range(4)))
+        use = compiled.memory_report(gradients=True).use
+        assert "a replay of the order of evaluation" in use.label
+        # With checkpoints, short operations end while others are queued, so that a call takes less memory.
+        high = use.error[1] if checkpointing else 0.15
+        assert -0.15 < use.workspace / peaks[-1] - 1 < high, (use.workspace, peaks)
     assert peaks[1] < 0.6 * peaks[0]
-    low, high = engine.capabilities.estimate_error
-    assert low < report.workspace / peaks[1] - 1 < high, (report.workspace, peaks)
     assert mx.set_memory_limit(limit) == limit, "the limit of the process changed"
     for n, g in gradients[0].items():
         np.testing.assert_array_equal(g, gradients[1][n])

@@ -627,6 +627,7 @@ SABOTAGES: Mapping[str, Sabotage] = {
     "values are not freed": (lambda: claiming(memory="frees"), "claim_memory"),
     "no arena": (lambda: claiming(memory="arena"), "claim_memory"),
     "no compiler that plans": (lambda: claiming(memory="library"), "claim_memory"),
+    "no replay": (lambda: claiming(memory="replayed"), "claim_memory"),
     "an arena of another size": (
         lambda: type("Wrong", (claiming(memory="arena"),), {"exact_memory": lambda *_: (1 << 30, "arena")}),
         "claim_memory",

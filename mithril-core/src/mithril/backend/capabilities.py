@@ -45,11 +45,22 @@ class Capabilities:
     autodiff: Literal["none", "native"] = "none"  # "native": ``build_with_gradients`` uses the framework's autodiff
     keeps: Literal["nothing", "graph", "source", "binary"] = "nothing"  # the format of ``dump``
     threads: bool = False  # ``num_threads`` takes effect
-    # Memory of values: planned in an arena, freed by the framework at the last use or after the call, or by a compiler.
-    memory: Literal["arena", "frees", "holds", "library"] = "holds"
+    # Memory of values: planned in an arena, freed by the framework at the last use or after the call, or by a compiler;
+    # "replayed": freed after the call, and ``exact_memory`` replays how the framework allocates.
+    memory: Literal["arena", "frees", "holds", "library", "replayed"] = "holds"
     # Smallest and largest relative error of inexact memory figures, measured on small networks.
     estimate_error: tuple[float, float] | None = None
     channels_last: frozenset[Op] = frozenset()  # operations that it computes between transposes of their images
     # Images in memory: planes of channels, the order of ``channels_last``, either one, or the choice of a compiler.
     images: Literal["planes", "channels", "either", "compiler"] = "planes"
     prefers: Prefers = field(default_factory=lambda: MappingProxyType({}))  # forms that are always faster
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether values live until the end of a call."""
+        return self.memory in ("holds", "replayed")
+
+    @property
+    def knows_memory(self) -> bool:
+        """Whether ``exact_memory`` has a figure of each program."""
+        return self.memory in ("arena", "library", "replayed")

@@ -18,6 +18,7 @@ SOURCES = {
     "arena": "exact: one planned arena",
     "arena and NumPy": "one planned arena without the memory of operations that NumPy runs: {error}",
     "XLA": "exact: XLA's analysis of the compiled program",
+    "replay": "a replay of the order of evaluation, {error}",
     "estimate": "an estimate, {error}; ml.run_benchmark measures",
 }
 
@@ -30,7 +31,7 @@ class MemoryUse:
     parameters: int  # including constants
     state: int
     workspace: int
-    source: str  # "arena", "arena and NumPy", "XLA" or "estimate"
+    source: str  # "arena", "arena and NumPy", "XLA", "replay" or "estimate"
     error: tuple[float, float] | None = None  # range of estimate / measurement - 1 on small networks
 
     @property
@@ -102,7 +103,7 @@ def memory_use(
         totals["state"],
         workspace,
         source,
-        None if source == "estimate" and claims.memory in ("arena", "library") else claims.estimate_error,
+        None if source == "estimate" and claims.knows_memory else claims.estimate_error,
     )
 
 
@@ -119,7 +120,7 @@ def alive(graph: Graph, backend: Backend, sizes: Mapping[str, int] | None = None
     """Return the peak of values, results and scratch memory over all steps, in bytes."""
     # Values live until the end of a call, so that no buffer takes the place of another. A program with checkpoints
     # waits for each operation instead.
-    if backend.capabilities.memory == "holds" and not any(map(is_recomputed, graph.nodes)):
+    if backend.capabilities.is_lazy and not any(map(is_recomputed, graph.nodes)):
         buffers = lifetimes(graph, sizes, in_place=backend.overwrites, views=views_of(graph, backend).__contains__)
         return sum(b.size for b in buffers) + sum(_working(node, backend, sizes) for node in graph.nodes)
     steps = len(graph.nodes)

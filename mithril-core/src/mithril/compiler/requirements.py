@@ -45,6 +45,7 @@ WITHOUT_ARENA = {
     "frees": "has no arena: it frees each value after its last use",
     "holds": "has no arena: it keeps values until the end of a call",
     "library": "has no arena: its compiler plans memory",
+    "replayed": "has no arena: it keeps values until the end of a call",
 }
 
 
@@ -313,7 +314,6 @@ def record_operations(graph: Graph, decisions: Decisions) -> None:
             decisions.record("plugin", f"operation '{name}' by {plugin.origin}")
 
 
-PLANNED = ("arena", "library")  # backends whose estimate is exact after the build
 CHECKPOINTING = "gradient-checkpointing"
 ATTEMPTS = 5  # programs that are built to find a batch that fits: each costs a compilation
 PeakOf = Callable[[int], int]  # peak memory of a program for another batch, in bytes
@@ -338,7 +338,7 @@ def check_arguments(graph: Graph, backend: Backend, settings: Mapping[str, Any],
     if settings["max_memory_gb"] is None or (sizes := largest_sizes(graph)) is None:
         return
     use = memory_use(graph, backend, sizes)
-    if backend.capabilities.memory in PLANNED and use.outside <= parse_bytes(settings["max_memory_gb"]):
+    if backend.capabilities.knows_memory and use.outside <= parse_bytes(settings["max_memory_gb"]):
         return
     _check_peak(use, graph, backend, settings, sizes, peak_of)
 

@@ -31,7 +31,7 @@ from mithril.compiler.pass_pipeline import optimization_level
 from mithril.compiler.pipeline import Pipeline, ProgramGraphs
 from mithril.compiler.program import BoundArrays, Interface, Program, ProgramKey, Results
 from mithril.compiler.program_cache import Graphs, exact_sizes_saved, lowered_once
-from mithril.compiler.requirements import PLANNED, check_memory, check_trainable, defer, outside_of_batches
+from mithril.compiler.requirements import check_memory, check_trainable, defer, outside_of_batches
 from mithril.compiler.session import Session
 from mithril.compiler.signature import CALL_OPTIONS, known_types
 from mithril.compiler.unused_parts import Unused
@@ -224,9 +224,7 @@ class ModelCompiler:
         """Return the peak memory of a program like that of the request for another batch, in bytes."""
         types = [(n, TensorType(t.dtype, (batch, *t.shape[1:])) if t.shape else t) for n, t in request.types]
         graph, backend = self.lowered(replace(request, types=tuple(types))), self.session.backend
-        executable = (
-            backend.build(graph, self._unreported.options()) if backend.capabilities.memory in PLANNED else None
-        )
+        executable = backend.build(graph, self._unreported.options()) if backend.capabilities.knows_memory else None
         return memory_use(graph, backend, largest_sizes(graph), executable).peak
 
     def folds(self, request: ProgramKey) -> bool:

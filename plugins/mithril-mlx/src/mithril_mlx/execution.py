@@ -36,6 +36,7 @@ def runner(
             mx.eval(outputs)
         return outputs  # type: ignore[no-any-return]
 
+    call.is_compiled = run is not forward  # type: ignore[attr-defined]
     return call
 
 

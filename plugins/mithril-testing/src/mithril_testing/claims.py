@@ -200,12 +200,13 @@ class ClaimChecks:
             graph, arguments = _chain(LINKS)
             run = _built(backend, graph, BuildOptions())
             params, inputs = _split(backend, graph, arguments)
-            measured = backend.measured_memory(lambda: run(params, inputs), run)
+            # A call of a lazy engine takes less memory if its first thread is interrupted.
+            measured = max(backend.measured_memory(lambda: run(params, inputs), run) for _ in range(4))
             value = 4 * SIDE * SIDE
-            if claims.memory != "holds":
+            if not claims.is_lazy:
                 assert measured < LINKS / 2 * value, f"a chain of {LINKS} values of {value} bytes took {measured}"
             exact = backend.exact_memory(run, {})
-            if claims.memory in ("arena", "library"):
+            if claims.knows_memory:
                 assert exact is not None, f"memory={claims.memory!r}, but no exact figure"
             if exact is not None:
                 assert abs(measured - exact[0]) <= ACCURACY * exact[0], f"exact: {exact}, but measured: {measured}"
@@ -221,7 +222,7 @@ class ClaimChecks:
             for graph, arguments in (_chain(LINKS), _donated()):
                 run = _built(backend, graph, BuildOptions())
                 params, inputs = _split(backend, graph, arguments)
-                measured = backend.measured_memory(lambda: run(params, inputs), run)  # noqa: B023 - called at once
+                measured = max(backend.measured_memory(lambda: run(params, inputs), run) for _ in range(4))  # noqa: B023
                 error = memory_use(run.graph, backend, {}, run).workspace / max(measured, 1) - 1
                 assert low - ACCURACY <= error <= high + ACCURACY, f"the estimate of '{graph.name}' is {error:+.0%} off"
 

@@ -109,7 +109,7 @@ class TorchBackend(SourceBackend):
             symbolic=self.device_mesh is None,  # sharding a batch requires static sizes
             autodiff="native",
             threads=True,
-            estimate_error=(-0.65, 0.17),
+            estimate_error=(-0.65, 0.26),
             images="either",
             prefers={conv_input_grad: (Form.POINTWISE_MATMUL,)} if base.family == "cpu" else {},
         )

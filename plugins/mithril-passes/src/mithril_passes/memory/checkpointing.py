@@ -40,7 +40,7 @@ def gradient_checkpointing(graph: Graph, context: PassContext) -> Graph:
     context.record("choice", f"gradient checkpointing in {len(cuts) + 1} segments")
     # A lazy engine computes complete gradients last, and holds their operands until then, unless the next segment
     # waits for them.
-    is_lazy = context.backend is not None and context.backend.capabilities.memory == "holds"
+    is_lazy = context.backend is not None and context.backend.capabilities.is_lazy
     stored = {v for node in forward if _is_stored(node, policy) for v in node.results}
     return Recompute(graph, forward, backward, cuts, stored, is_lazy=is_lazy).run()
 
