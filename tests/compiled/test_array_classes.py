@@ -52,3 +52,22 @@ def test_masked_rows_of_training_are_refused(backend: str) -> None:
     trainer = ml.Trainer(Sequential(Linear(1)), ml.SGD(0.1), loss="mse", backend=backend, seed=0, progress=False)
     with pytest.raises(ml.InputError, match="is masked"):
         trainer.fit(np.ma.masked_array(X, mask=np.eye(4, dtype=bool)), X[:, :1], epochs=1, batch_size=4)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+def test_tensors_whose_elements_cannot_be_read_are_refused(backend: str) -> None:
+    torch = pytest.importorskip("torch")
+    if backend == "torch":
+        pytest.skip("it computes with them itself")
+    compiled = ml.compile(Linear(4), backend, shapes={"input": [4, 4]})
+    params = compiled.randomize_params(0)
+    eye = torch.eye(4)
+    for tensor, message in (
+        (eye.to_sparse(), "input 'input' is a sparse tensor of PyTorch \\(torch.sparse_coo\\)"),
+        (eye.to_sparse_csr(), "input 'input' is a sparse tensor of PyTorch \\(torch.sparse_csr\\)"),
+        (eye.to("meta"), "input 'input' is on the device 'meta', where tensors have no elements"),
+    ):
+        with pytest.raises(ml.InputError, match=message):
+            compiled.evaluate(params, {"input": tensor})
+    with pytest.raises(ml.InputError, match="sparse tensor"):
+        compiled.backend.array(eye.to_sparse())

@@ -5,7 +5,7 @@ from mithril.graph.lazy_exports import lazy_exports
 HOMES = {
     "": ("memory_plan",),
     "annotations": ("Layers", "Least", "Positive", "describe", "mismatch", "covers", "matches", "require_match"),
-    "arrays": ("as_numpy", "is_plain", "is_sparse", "to_numpy", "EncodedWeight"),
+    "arrays": ("as_numpy", "check_readable", "is_plain", "is_sparse", "to_numpy", "EncodedWeight"),
     "attribution": ("annotated", "attributed", "plugin_of", "third_parties"),
     "base": ("Backend", "ExactSizesRequired", "Executable", "LazyGraph"),
     "build_options": ("BUILD_OPTIONS", "BuildOptions", "declared_defaults"),

@@ -16,6 +16,18 @@ def is_plain(x: Any) -> bool:
     return type(x) is np.ndarray or type(x) is np.memmap
 
 
+def check_readable(x: Any, noun: str = "the array") -> None:
+    """Refuse tensors of PyTorch whose elements no other framework can read."""
+    layout = str(getattr(x, "layout", ""))
+    if layout.startswith("torch.") and layout != "torch.strided":
+        raise InputError(
+            f"{noun} is a sparse tensor of PyTorch ({layout})",
+            hint="x.to_dense(); IOKey(..., sparse='csr') declares inputs that are arrays of scipy.sparse",
+        )
+    if str(getattr(x, "device", "")) == "meta":
+        raise InputError(f"{noun} is on the device 'meta', where tensors have no elements")
+
+
 def to_numpy(x: Any, noun: str = "the array") -> np.ndarray[Any, Any]:
     """Convert an array of any framework, bfloat16 included, to NumPy in native byte order."""
     if isinstance(x, np.ndarray):
@@ -28,6 +40,7 @@ def to_numpy(x: Any, noun: str = "the array") -> np.ndarray[Any, Any]:
             x = np.asarray(x)
         return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))  # type: ignore[no-any-return]
     if hasattr(x, "detach"):
+        check_readable(x, noun)
         x = (x.full_tensor() if hasattr(x, "full_tensor") else x).detach().cpu()  # one in parts on a mesh is joined
         if str(x.dtype).endswith("bfloat16"):
             return x.float().numpy().astype(as_dtype("bfloat16").numpy)  # type: ignore[no-any-return]

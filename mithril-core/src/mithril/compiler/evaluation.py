@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mithril.backend import Backend, ExactSizesRequired, is_sparse, to_numpy
+from mithril.backend import Backend, ExactSizesRequired, check_readable, is_sparse, to_numpy
 from mithril.compiler.batch_buckets import BucketedExecutable
 from mithril.compiler.call_records import CallRecords, Record
 from mithril.compiler.parameters import Bound, Parameters
@@ -356,6 +356,7 @@ class Evaluation:
         backend = self.backend
         if backend.is_array(x) and x.dtype == backend.native_dtype(expected.dtype):
             return x
+        check_readable(x, f"input '{name}'")
         if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray) and array_type(name, x).dtype is expected.dtype:
             self.decisions.record(
                 "cast", f"input '{name}' is converted from a {type(x).__module__.split('.')[0]} array"

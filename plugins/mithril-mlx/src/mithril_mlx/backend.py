@@ -20,6 +20,7 @@ from mithril.backend import (
     SourceBackend,
     SourceExecutable,
     as_numpy,
+    check_readable,
     columns,
     memory_plan,
 )
@@ -209,6 +210,7 @@ class MlxBackend(SourceBackend):
         if isinstance(data, mx.array):
             return data if dtype is None else data.astype(self.native_dtype(as_dtype(dtype)))
         if hasattr(data, "__dlpack__") and not isinstance(data, np.ndarray):
+            check_readable(data)
             array = mx.from_dlpack(data.detach() if hasattr(data, "detach") else data)
             return array if dtype is None else array.astype(self.native_dtype(as_dtype(dtype)))
         converted = as_numpy(data, self.dtype)
