@@ -75,7 +75,7 @@ def agree(trainer: Trainer) -> None:
             "position in the data": trainer._loader_state,
             "optimizer": repr(trainer.recipe.optimizer),
             "model": trainer.compiled.name,
-            "inputs": {n: str(s) for n, s in trainer.engine.session.specs.items()},
+            "inputs": {n: f"{s.shape} {s.dtype}" for n, s in trainer.engine.session.specs.items()},
             "initial parameters": checksum({**params, **state}, trainer.engine._numpy),
             "callbacks": [type(c).__name__ for c in trainer._callbacks],
         },
