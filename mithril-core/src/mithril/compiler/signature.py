@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,8 @@ class InputSpec:
     where: str = ""  # first layer that uses the input, for messages
     declared: bool = False  # whether the user declared the dtype (types= or IOKey)
     required: bool = True  # False: the model has a default value
-    produced: frozenset[str] = frozenset()  # names that layers produce: the input may be one of them, misspelled
+    # Names that layers produce: the input may be one of them, misspelled. The order of a set differs between processes.
+    produced: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     pattern: tuple[Any, ...] | None = None  # of unknown rank: sizes around ``...``
     sparse: str | None = None  # the format of sparse arrays that calls pass
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ class InputOf:
     dtype: DType | None
     where: str
     required: bool = True
-    produced: frozenset[str] = frozenset()
+    produced: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     primal: str = ""  # the input of a tangent, which has the same type
 
 

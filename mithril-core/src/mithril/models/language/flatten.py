@@ -28,7 +28,8 @@ class InputDecl:
     dtype: DType | None = None
     default: Any = NO_DEFAULT
     where: str = ""  # the first layer that uses the input, and the user's line
-    produced: frozenset[str] = frozenset()  # names that layers produce: the input may be one of them, misspelled
+    # Names that layers produce: the input may be one of them, misspelled. The order of a set differs between processes.
+    produced: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
     sparse: str | None = None  # the format of sparse arrays that calls pass
 
     def __fingerprint__(self) -> tuple[Any, ...]:
