@@ -41,7 +41,7 @@ class Program(ProgramBySizes):
 
     def __init__(self, forward: Forward, graph: Graph, options: BuildOptions) -> None:
         super().__init__(forward, graph)
-        self.graph = graph
+        self.graph, self.decisions = graph, options.decisions
         self.settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": options.num_threads or 0}
 
     def array(self, x: Any, dtype: DType) -> Any:
@@ -49,6 +49,7 @@ class Program(ProgramBySizes):
 
     def compile(self, arrays: list[Any]) -> Callable[[list[Any]], dict[str, Any]]:
         if any(0 in array.shape for array in arrays):  # OpenVINO 2026.4 ends the process for some of these
+            self.decisions.record("fallback", "arrays without elements on openvino: the NumPy references run")
             names = [name for name, _, _ in self.arguments]
             return lambda arrays: evaluate(self.graph, dict(zip(names, arrays, strict=True)))
         return CompiledModel(self, arrays)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mithril import Node
 from mithril.backend import NUMPY_NAMES, Call, Lowerings, corrections as c, functions, operands_unchanged
-from mithril.graph import DType, bool_, float32, int32
+from mithril.graph import DType, Node, bool_, float32, int32
 from mithril_openvino import nodes
 
 native = Lowerings(
