@@ -1,11 +1,13 @@
 """Programs on a device: training, control flow, steps of the host, memory, errors."""
 
 import numpy as np
+import pyopencl as cl
 import pytest
 
 import mithril as ml
 from mithril.backend import BuildOptions
 from mithril.graph import Builder, evaluate
+from mithril.models import Linear
 
 rng = np.random.default_rng(0)
 
@@ -43,3 +45,17 @@ def test_a_launch_binds_a_limited_number_of_arrays(backend, monkeypatch):
     arguments = {f"x{k}": rng.normal(size=5).astype(np.float32) for k in range(6)}
     results = executable({}, {n: backend.array(a) for n, a in arguments.items()})
     np.testing.assert_allclose(results["y"], evaluate(graph, arguments)["y"], rtol=1e-6)
+
+
+def test_a_driver_that_is_older_than_the_cpu_is_said(monkeypatch):
+    class Old:
+        def __init__(self, context, text):
+            pass
+
+        def build(self):
+            raise cl.RuntimeError("clBuildProgram failed: error: unknown target CPU 'generic'")
+
+    monkeypatch.setattr(cl, "Program", Old)
+    with pytest.raises(ml.BackendError, match="is older than this CPU") as caught:
+        ml.compile(Linear(4), "opencl", shapes={"input": [2, 3]})
+    assert "newer driver" in str(caught.value)

@@ -12,7 +12,7 @@ from small_servers import Words, running
 
 import mithril as ml
 from mithril_hub.encoder.blocks import Tower
-from mithril_hub.encoder.text import BERT, TextConfig, text_encoder
+from mithril_hub.encoder.text import BERT, TextConfig, TextEncoder
 from mithril_serve.limits import Limits
 from mithril_serve.serving import application
 
@@ -30,7 +30,7 @@ class CompilesEachLength(ml.NumpyBackend):
 def encoder(backend="numpy"):
     tower = Tower(2, 2, 8, 16, 1e-12, "gelu", BERT, pre_norm=False)
     config = TextConfig("bert", 64, 40, 2, padding=None, classes=0, pooler=False, tower=tower, pooling="mean")
-    compiled = ml.compile(text_encoder(config), backend, inference=True)
+    compiled = ml.compile(TextEncoder(config), backend, inference=True)
     return compiled.bind(compiled.randomize_params(seed=4))
 
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pyopencl as cl
 
-from mithril.graph import ALL
+from mithril.graph import ALL, BackendError
 from mithril_cbackend.devices.host import Array, Buffer, Host
 from mithril_cbackend.devices.languages import OPENCL
 from mithril_cbackend.devices.launches import Launch
 from mithril_cbackend.devices.model import DeviceModel
+
+UNKNOWN_CPU = "unknown target CPU"  # of the LLVM inside of PoCL
 
 
 class OpenCLHost(Host):
@@ -71,6 +73,11 @@ class OpenCLHost(Host):
         try:
             program = cl.Program(self.context, text).build()
         except cl.Error as error:
+            if UNKNOWN_CPU in str(error):
+                raise BackendError(
+                    f"the OpenCL driver of '{self.label}' is older than this CPU and cannot compile for it",
+                    hint="install a newer driver: PoCL 3.0, which mithril-opencl[cpu] installs, is from 2022",
+                ) from error
             raise self.refused(f"{len(launches)} kernels", error) from error
         return [cl.Kernel(program, launch.name) for launch in launches]
 
