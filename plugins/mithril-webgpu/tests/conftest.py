@@ -8,13 +8,17 @@ import pytest
 
 from mithril_webgpu.host import WebGPUHost
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers next to this file
+FOLDER = Path(__file__).parent
+sys.path.insert(0, str(FOLDER))  # the helpers next to this file
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 
 def pytest_collection_modifyitems(items):
-    if not WebGPUHost.devices() and not os.environ.get("MITHRIL_REQUIRE_DEVICES"):
-        for item in items:
+    device_tests = [
+        item for item in items if item.path.is_relative_to(FOLDER)
+    ]  # the hook sees the tests of all folders
+    if device_tests and not WebGPUHost.devices() and not os.environ.get("MITHRIL_REQUIRE_DEVICES"):
+        for item in device_tests:
             if item.get_closest_marker("no_device") is None:
                 item.add_marker(pytest.mark.skip(reason=f"no WebGPU device: {WebGPUHost.remedy}"))
 
