@@ -21,9 +21,8 @@ def compiles_for_this_cpu():
 
 
 def pytest_collection_modifyitems(items):
-    device_tests = [
-        item for item in items if item.path.is_relative_to(FOLDER)
-    ]  # the hook sees the tests of all folders
+    # The hook sees the tests of all folders of a run.
+    device_tests = [item for item in items if item.path.is_relative_to(FOLDER)]
     if device_tests and not compiles_for_this_cpu():
         for item in device_tests:
             item.add_marker(pytest.mark.skip(reason="the OpenCL driver is older than this CPU"))

@@ -14,9 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 
 def pytest_collection_modifyitems(items):
-    device_tests = [
-        item for item in items if item.path.is_relative_to(FOLDER)
-    ]  # the hook sees the tests of all folders
+    # The hook sees the tests of all folders of a run.
+    device_tests = [item for item in items if item.path.is_relative_to(FOLDER)]
     if device_tests and not WebGPUHost.devices() and not os.environ.get("MITHRIL_REQUIRE_DEVICES"):
         for item in device_tests:
             if item.get_closest_marker("no_device") is None:
