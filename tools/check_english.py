@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import os
 import re
 import sys
 import tokenize
@@ -200,9 +201,10 @@ def files_below(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
         return
-    for file in sorted(path.rglob("*")):
-        if file.suffix in (".py", ".md") and not IGNORED.intersection(file.relative_to(path).parts):
-            yield file
+    for folder, folders, names in os.walk(path):
+        # Environments are not entered: pip may change one while this runs.
+        folders[:] = sorted({*folders} - IGNORED)
+        yield from (Path(folder, n) for n in sorted({*names} - IGNORED) if n.endswith((".py", ".md")))
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Tests need a driver whose compiler knows this CPU; no package has one for the CPUs that PoCL 3.0 does not know."""
+"""Tests need a driver whose compiler knows this CPU; PoCL 3.0 of mithril-opencl[cpu] knows those of its time."""
 
 from pathlib import Path
 
