@@ -69,7 +69,7 @@ def test_decisions_say_how_a_scratchpad_is_used(boards, function):
 
 
 def test_costs_of_instructions_select_fusion(boards):
-    """Where a reader broadcasts, an element that the target computes cheaply is computed again, another is stored."""
+    """Compute an element that a reader broadcasts again if that is cheap on the target, and store it otherwise."""
     with ml.Builder() as b:
         x = b.input("x", (1, 64), "float32")
         graph = b.build({"y": ops.exp(x) + b.input("z", (64, 64), "float32")})

@@ -258,7 +258,6 @@ def _scan(w, node, *operands):
 def _cumprod(w, node, x):
     """Write a Scan of products; CumProd of the standard needs opset 26, which few runtimes have."""
     a, code = node.attributes, code_of_dtype(node.result.dtype)
-    x = x if node.operands[0].dtype is node.result.dtype else w.cast(x, node.result.dtype)
     rest = [d for k, d in enumerate(node.result.shape) if k != a["axis"]]
     one = w.constant(np.ones((), node.result.dtype.name))
     before, element, after = (w.names.new(stem) for stem in ("before", "element", "after"))
