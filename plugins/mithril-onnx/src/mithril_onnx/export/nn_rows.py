@@ -256,7 +256,7 @@ def _scan(w, node, *operands):
 
 @row("cumprod", reads=("axis", "reverse", "exclusive"))
 def _cumprod(w, node, x):
-    """Write a Scan of products; CumProd of the standard needs opset 26, which few runtimes have."""
+    """Write a Scan of products: CumProd of the standard needs opset 26, which is beyond the opsets written here."""
     a, code = node.attributes, code_of_dtype(node.result.dtype)
     rest = [d for k, d in enumerate(node.result.shape) if k != a["axis"]]
     one = w.constant(np.ones((), node.result.dtype.name))
@@ -267,10 +267,13 @@ def _cumprod(w, node, x):
     inner.nodes.append(helper.make_node("Identity", [shown], [after], name=after))
     values = [helper.make_tensor_value_info(name, code, None) for name in (before, element, product, after)]
     body = helper.make_graph(inner.nodes, w.names.new("body"), values[:2], values[2:])
-    ways = {f"scan_{side}_{kind}": [value] for side in ("input", "output")
-            for kind, value in (("axes", a["axis"]), ("directions", int(a["reverse"])))}  # fmt: skip
+    axes, directions = [a["axis"]], [int(a["reverse"])]
     first = w.node("Expand", one, w.shape(rest))
-    return w.node("Scan", first, x, results=2, body=body, num_scan_inputs=1, **ways)[1]
+    _, products = w.node(
+        "Scan", first, x, results=2, body=body, num_scan_inputs=1, scan_input_axes=axes, scan_output_axes=axes,
+        scan_input_directions=directions, scan_output_directions=directions,
+    )  # fmt: skip
+    return products
 
 
 def _counted_loop(w, node, operands):
